@@ -1,6 +1,6 @@
 """A schema registry for tests: Confluent's endpoints over HTTP, with what is registered kept in a file.
 
-Karapace and Confluent's own keep schemas in Kafka, which does not run here.
+A real one is in tests/interop/test_schema_registry.py.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _load(path: Path) -> list[dict[str, Any]]:
 def register(address: str, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
     """Register a schema as a producer does; gives its id."""
     given = {"schema": schema, **({} if kind == "AVRO" else {"schemaType": kind}), "references": list(references)}
-    request = Request(f"{address}/subjects/{subject}/versions", json.dumps(given).encode(), method="POST")
+    place, kinds = f"{address}/subjects/{subject}/versions", {"Content-Type": "application/json"}
+    request = Request(place, json.dumps(given).encode(), kinds, method="POST")
     with urlopen(request) as answer:
         return int(json.loads(answer.read())["id"])
 

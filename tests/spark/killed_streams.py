@@ -26,9 +26,10 @@ from contrailmq.spark.topic_tables.job import tables_stream
 
 # Of a micro-batch. The full count of kills needs more of them than there are kills.
 IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
-TRIGGER_BYTES = 60_000 if IS_LONG else 330_000
-TABLE_BYTES = 8_000 if IS_LONG else 80_000
-TRIGGER_ROWS = 30 if IS_LONG else 150
+TRIGGER_BYTES = 20_000 if IS_LONG else 330_000
+TABLE_BYTES = 4_000 if IS_LONG else 80_000
+TRIGGER_ROWS = 15 if IS_LONG else 150
+ONCE = {"delivery": "exactly-once", "transactionTimeoutMs": "5000"}
 
 
 def start_archive(spark: Any, store: str, folder: Path) -> Any:
@@ -46,19 +47,33 @@ def start_tables(spark: Any, store: str, folder: Path) -> Any:
     return writer.trigger(availableNow=True).start()
 
 
-def start_sink(spark: Any, namesrv: str, folder: Path, **options: str) -> Any:
+def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
+    return copying(spark, namesrv, folder).trigger(availableNow=True).start()
+
+
+def copying(spark: Any, namesrv: str, folder: Path, rows: int = TRIGGER_ROWS, **options: str) -> Any:
+    """A writer of a topic's rows into another."""
     source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In")
-    stream = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(TRIGGER_ROWS)).load()
+    stream = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(rows)).load()
     writer = stream.select("body").writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Out")
-    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).options(**options)
-    return writer.trigger(availableNow=True).start()
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).options(**options)
 
 
 def start_once(spark: Any, namesrv: str, folder: Path) -> Any:
-    return start_sink(spark, namesrv, folder, delivery="exactly-once", transactionTimeoutMs="5000")
+    return copying(spark, namesrv, folder, **ONCE).trigger(availableNow=True).start()
 
 
-STREAMS = {"archive": start_archive, "tables": start_tables, "sink": start_sink, "once": start_once}
+def start_endless(spark: Any, namesrv: str, folder: Path) -> Any:
+    return copying(spark, namesrv, folder, rows=1000, **ONCE).start()
+
+
+STREAMS = {
+    "archive": start_archive,
+    "tables": start_tables,
+    "sink": start_sink,
+    "once": start_once,
+    "endless": start_endless,
+}
 STARTS_MAX = 5
 LOOK_S = 0.02
 GROWN_S = 300.0  # the longest until a checkpoint has grown

@@ -238,18 +238,22 @@ V3 = record(("id", "string"), ("amount", "double"))
 
 
 def test_schemas_of_a_registry_evolve_the_table_and_bad_ids_are_bad_rows(tmp_path: Path) -> None:
-    store, target, held = tmp_path / "store", tmp_path / "lake", tmp_path / "registry.json"
-    with file_registry(held) as address:
-        ids = [register(address, "Orders-value", json.dumps(schema)) for schema in (V1, V2, V3)]
-        spec = {"Orders": {"body": "avro", "registry": address}}
-        put(store, "Orders", [framed(ids[0], avro(V1, {"id": n, "amount": 0.5})) for n in range(3)])
-        assert tables(str(store), str(target), ONE, spec).rows == 3
-        bodies = [framed(ids[1], avro(V2, {"id": 2**40, "amount": 1.0, "note": "n"}))]
-        bodies += [framed(ids[2], avro(V3, {"id": "x", "amount": 1.0})), framed(99, b"x"), b"\x01abcdef", b"\0\0", b""]
-        bodies += [framed(ids[0], b"\x02"), framed(ids[0], avro(V1, {"id": 3, "amount": 0.5}))]
-        put(store, "Orders", bodies, queues=1, queue=3)
-        put(store, "Orders", [b"{}"], queues=1, queue=4)
-        done = tables(str(store), str(target), ONE, spec)
+    with file_registry(tmp_path / "registry.json") as address:
+        check_evolution(address, tmp_path)
+
+
+def check_evolution(address: str, folder: Path) -> None:
+    store, target = folder / "store", folder / "lake"
+    ids = [register(address, "Orders-value", json.dumps(schema)) for schema in (V1, V2, V3)]
+    spec = {"Orders": {"body": "avro", "registry": address}}
+    put(store, "Orders", [framed(ids[0], avro(V1, {"id": n, "amount": 0.5})) for n in range(3)])
+    assert tables(str(store), str(target), ONE, spec).rows == 3
+    bodies = [framed(ids[1], avro(V2, {"id": 2**40, "amount": 1.0, "note": "n"}))]
+    bodies += [framed(ids[2], avro(V3, {"id": "x", "amount": 1.0})), framed(99, b"x"), b"\x01abcdef", b"\0\0", b""]
+    bodies += [framed(ids[0], b"\x02"), framed(ids[0], avro(V1, {"id": 3, "amount": 0.5}))]
+    put(store, "Orders", bodies, queues=1, queue=3)
+    put(store, "Orders", [b"{}"], queues=1, queue=4)
+    done = tables(str(store), str(target), ONE, spec)
     assert (done.rows, done.quarantined) == (2, 7)
     assert {row["id"]: row.get("note") for row in rows_of(target, "Orders")} == {
         0: None,
@@ -260,13 +264,13 @@ def test_schemas_of_a_registry_evolve_the_table_and_bad_ids_are_bad_rows(tmp_pat
     }
     reasons = {place(row): row["reason"] for row in rows_of(target, None)}
     assert [reasons[3, n] for n in (1, 2, 3, 4, 5)] == [
-        "schema 3: field id is string, and the table has it as bigint",
+        f"schema {ids[2]}: field id is string, and the table has it as bigint",
         "schema 99 is not in the registry",
         "the first byte is 0x01, not 0: it was not written with a registry",
         "2 bytes are too few for a schema's id: 5 are needed",
         "0 bytes are too few for a schema's id: 5 are needed",
     ]
-    assert reasons[3, 6].startswith("schema 1: not a record of the Avro schema")
+    assert reasons[3, 6].startswith(f"schema {ids[0]}: not a record of the Avro schema")
     assert len(reasons) + 5 == len(stored(store, "Orders"))
 
 
@@ -302,33 +306,39 @@ def test_an_incompatible_schema_of_a_registry_stops_the_run_if_it_is_to(tmp_path
 
 
 def test_protobuf_and_json_of_a_registry(tmp_path: Path) -> None:
+    with file_registry(tmp_path / "registry.json") as address:
+        check_protobuf_and_json(address, tmp_path)
+
+
+def check_protobuf_and_json(address: str, folder: Path) -> None:
     """With a schema that refers to another, and messages that are not the first of their file."""
-    store, target = tmp_path / "store", tmp_path / "lake"
+    store, target = folder / "store", folder / "lake"
     common = 'syntax = "proto3"; package shop; message Money { int64 cents = 1; }'
     order = 'syntax = "proto3"; package shop; import "common.proto"; message First { Money m = 1; } '
     order += "message Other { string a = 1; }"
     shape = {"type": "object", "properties": {"id": {"type": "integer"}}}
-    with file_registry(tmp_path / "registry.json") as address:
-        register(address, "common", common, "PROTOBUF")
-        refers = [{"name": "common.proto", "subject": "common", "version": 1}]
-        proto = register(address, "Proto-value", order, "PROTOBUF", refers)
-        plain = register(address, "Json-value", json.dumps(shape), "JSON")
-        put(
-            store,
-            "Proto",
-            [framed(proto, b"\x00\x0a\x02\x08\x2a"), framed(proto, b"\x02\x02\x0a\x01x"), framed(proto, b"\x80")],
-        )
-        put(store, "Json", [framed(plain, b'{"id": 5}'), framed(plain, b'{"id": "x"}'), framed(proto, b"\0")])
-        specs = {"Proto": {"body": "protobuf", "registry": address}, "Json": {"body": "json", "registry": address}}
-        done = tables(str(store), str(target), ONE, specs)
+    register(address, "common", common, "PROTOBUF")
+    refers = [{"name": "common.proto", "subject": "common", "version": 1}]
+    proto = register(address, "Proto-value", order, "PROTOBUF", refers)
+    plain = register(address, "Json-value", json.dumps(shape), "JSON")
+    put(
+        store,
+        "Proto",
+        [framed(proto, b"\x00\x0a\x02\x08\x2a"), framed(proto, b"\x02\x02\x0a\x01x"), framed(proto, b"\x80")],
+    )
+    put(store, "Json", [framed(plain, b'{"id": 5}'), framed(plain, b'{"id": "x"}'), framed(proto, b"\0")])
+    specs = {"Proto": {"body": "protobuf", "registry": address}, "Json": {"body": "json", "registry": address}}
+    done = tables(str(store), str(target), ONE, specs)
     assert done.tables == {"Json": 1, "Proto": 1}
     assert [row["m"] for row in rows_of(target, "Proto")] == [{"cents": 42}]
-    assert sorted(row["reason"] for row in rows_of(target, None)) == [
-        "it holds a shop.Other, and the rows are of shop.First",
-        "schema 2: it is of kind PROTOBUF, and bodies are json",
-        "schema 3: Expected `int | null`, got `str` - at `$.id`",
-        "the message indexes are cut short",
-    ]
+    assert sorted(row["reason"] for row in rows_of(target, None)) == sorted(
+        [
+            "it holds a shop.Other, and the rows are of shop.First",
+            f"schema {proto}: it is of kind PROTOBUF, and bodies are json",
+            f"schema {plain}: Expected `int | null`, got `str` - at `$.id`",
+            "the message indexes are cut short",
+        ]
+    )
 
 
 def test_message_indexes_are_bounded() -> None:

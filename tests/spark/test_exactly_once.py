@@ -7,6 +7,8 @@ another driver goes on. Then the topic holds every row once by a plain read, and
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 from collections import Counter
@@ -26,7 +28,7 @@ from contrailmq.message import MessageQueue, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record
 from contrailmq.spark.sinks import settling
 from contrailmq.spark.sinks.answering import Answerer
-from contrailmq.spark.sinks.decisions import Decisions, stream_batch
+from contrailmq.spark.sinks.decisions import DecisionError, Decisions, stream_batch
 from contrailmq.spark.sinks.exactly_once import Committer, TaskHalves, write_halves
 from contrailmq.spark.sinks.halves import MARK, decode_places, end_all
 from contrailmq.spark.sinks.sending import ExactlyOnce, SinkSettings
@@ -341,3 +343,24 @@ def test_a_half_message_that_was_put_back_by_checks_is_found_after_the_broker_fo
         assert visible(cluster.namesrv, "Moved") == expected(1)
         wait_until_nothing_is_pending(cluster, settings)
         assert visible(cluster.namesrv, "Moved") == expected(1)
+
+
+def test_a_decision_that_the_disk_does_not_take_commits_nothing_and_says_so(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "FullDisk")
+    halves = [task(settings, 0, number) for number in range(TASKS)]
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("contrailmq.spark.sinks.decisions.os.fsync", full)
+        with pytest.raises(DecisionError, match="No space left on device; it holds what an exactly-once write"):
+            Committer(settings, sleep=_no_sleep).commit(stream_batch("q", 0), halves)
+    assert visible(cluster.namesrv, "FullDisk") == Counter()
+    assert sorted(path.name for path in (tmp_path / "sink").iterdir()) == [".lock", "id"]
+    Committer(settings, sleep=_no_sleep).abort(stream_batch("q", 0), halves)  # as Spark does then
+    Committer(settings).commit(stream_batch("q", 0), [task(settings, 0, number) for number in range(TASKS)])
+    assert visible(cluster.namesrv, "FullDisk") == expected(1)
+    wait_until_nothing_is_pending(cluster, settings)

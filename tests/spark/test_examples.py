@@ -129,6 +129,20 @@ def test_the_streaming_example_of_the_readme_runs(spark: Any, tmp_path: Path) ->
 
 
 @pytest.mark.spark
+def test_the_tour_to_paste_ends_with_a_table(
+    spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (EXAMPLES.parents[1] / "docs" / "tour.md").read_text()
+    (block,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "contrailmq.spark" in part]
+    assert block.count('"Orders"') == 1
+    with Producer("tour", namesrv=cluster.namesrv) as producer:
+        for tags in ("paid", "paid", "open"):
+            producer.send(Message("TourOrders", b"one", tags=tags))
+    exec(compile(block.replace('"Orders"', '"TourOrders"'), "docs/tour.md", "exec"), {"cluster": cluster})
+    assert re.search(r"\|open\| +1\|\s+\|paid\| +2\|", capsys.readouterr().out)
+
+
+@pytest.mark.spark
 def test_order_totals(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
     """The last order moves the watermark past the first minute, whose totals are then sent."""
     orders = [("eu", 10.0, "12:00:03"), ("eu", 2.5, "12:00:59"), ("us", 7.0, "12:00:10"), ("eu", 1.0, "12:05:00")]
@@ -170,6 +184,11 @@ def test_the_tour_runs_from_top_to_bottom(spark: Any) -> None:
     }
     assert seen["totals"] == expected
     assert (seen["from_files"], seen["archived_rows"], seen["again"].sent) == (200, 200, 200)
+    by_region = {"EUR": expected["eu"] * 1.0, "USD": expected["us"] * 0.9, "JPY": expected["asia"] * 0.006}
+    assert seen["euros"] == pytest.approx(by_region)
+    assert {row["tags"]: row["messages"] for row in seen["by_tag"]} == {"eu": 67, "us": 67, "asia": 66}
+    assert seen["plot"]._repr_html_().count("<rect") == 3
+    assert (seen["redriven"].sent, seen["second"].sent) == (2, 0)
     assert seen["copies"].schema.names == seen["topic"].schema.names
     assert seen["findings"] == []
     assert "<svg" in seen["html"].read_text()

@@ -1,9 +1,9 @@
 """Drivers and workers killed by SIGKILL: archive and tables hold every row once, the topic each at least once by key,
 and with delivery=exactly-once just once, with no half message left.
 
-`make test` kills workers of each stream once and two drivers; `make test-long` kills fifty times in all. A driver dies
-with its JVM and its workers when a phase of a micro-batch shows in the files: offsets logged, data written and not
-committed, committed and Spark does not know, Spark knows.
+`make test` kills workers of each stream once and two drivers; `make test-long` kills fifty times for each stream. A
+driver dies with its JVM and its workers when a phase of a micro-batch shows in the files: offsets logged, data written
+and not committed, committed and Spark does not know, Spark knows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.errors import StreamingQueryException
 
 import contrailmq
 from bench.spark import process_table
-from contrailmq import Message, Producer
+from contrailmq import Admin, Message, Producer
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import NoRouteError
 from contrailmq.message import MessageQueue, SystemTopic
@@ -38,12 +38,13 @@ from spark.killed_streams import IS_LONG, LOOK_S, start
 from spark.test_archive import archived, user_offsets
 from spark.test_topic_tables import order, place, put, rows_of, stored
 
-DRIVER_KILLS = 10 if IS_LONG else 1  # of each stream
-WORKER_KILLS = 15 if IS_LONG else 2
+DRIVER_KILLS = 20 if IS_LONG else 1  # of each stream
+WORKER_KILLS = 30 if IS_LONG else 2
 SENT = 600
 TABLE_ROWS = 600
 CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
 GUARD_S = 300.0
+MINUTES, KILL_EVERY_S = 10, 10
 
 pytestmark = pytest.mark.spark
 
@@ -299,3 +300,47 @@ def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(sp
     assert query.exception() is None
     assert kills == WORKER_KILLS
     stream.check()
+
+
+@pytest.mark.long
+def test_rows_are_each_visible_once_though_the_broker_is_killed_every_ten_seconds_for_ten_minutes(
+    spark: Any, tmp_path: Path
+) -> None:
+    """From topic to topic, exactly once, while messages come, queues are added and a second broker gets the topic.
+
+    `make test` has two kills of a broker (test_away.py), queues and brokers that come and go (test_rocketmq_cluster.py)
+    and topics that are made anew (test_marks.py)."""
+    config = CHECKS | {"autoCreateTopicEnable": "true"}
+    with LocalCluster(store=tmp_path / "brokers", config=config, brokers=2, processes=True) as cluster:
+        with Admin(namesrv=cluster.namesrv) as admin:
+            first, second = sorted(admin.topic_configs())
+            for topic in ("In", "Out"):
+                admin.create_topic(topic, queues=2, broker=first)
+        query = start("endless", spark, cluster.namesrv, tmp_path)
+        sent = 0
+        for number in range(MINUTES * 60 // KILL_EVERY_S):
+            with Producer("filling", namesrv=cluster.namesrv) as producer:
+                for _ in range(200):
+                    producer.send(Message("In", b"%d" % sent))
+                    sent += 1
+            if number % 10 == 5:
+                with Admin(namesrv=cluster.namesrv) as admin:
+                    admin.create_topic("In", queues=2 + number // 10, broker=second if number > 20 else first)
+            assert not query.awaitTermination(KILL_EVERY_S)
+            cluster.kill_broker(number % 2 if number > 25 else 0)
+            cluster.restart_broker(number % 2 if number > 25 else 0)
+        query.processAllAvailable()
+        query.stop()
+        stored_rows = bodies_of(cluster.namesrv, "In")
+        assert len(set(stored_rows)) == sent
+        assert sorted(bodies_of(cluster.namesrv, "Out")) == sorted(stored_rows)
+
+
+def bodies_of(namesrv: str, topic: str) -> list[bytes]:
+    """A plain read of a topic."""
+    settings, found = TopicSettings(namesrv), []
+    with QueueReader(namesrv=namesrv) as reader:
+        for queue in reader.queues(topic):
+            part = QueueRange(queue, 0, reader.max_offset(queue))
+            found += [body for batch in read_range(part, settings, reader) for body in batch["body"].to_pylist()]
+    return found

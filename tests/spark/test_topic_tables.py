@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from contrailmq.spark.topic_tables.row_files import partition_values
 from contrailmq.spark.topic_tables.spec import TablesError, read_specs
 from contrailmq.spark.topic_tables.table_manifest import TableManifest, files_of
 from contrailmq.store import MessageStore, StoreConfig
+from spark.test_archive_care import LIMITED
 
 ONE = LocalEngine(workers=1)
 IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
@@ -413,3 +415,47 @@ def test_the_command_keeps_tables_by_a_file(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "tables.toml")])
     assert refused.exit_code == 2
     assert "tables.toml is not TOML" in refused.output
+
+
+def test_a_topic_that_no_store_has_is_an_error_with_the_nearest_name_and_nothing_is_written(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [order(n) for n in range(3)])
+    put(tmp_path / "other", "Visits", [{"a": 1}])
+    with pytest.raises(TablesError, match=r"has no topic Order \(did you mean Orders\?\), zzz: check the name"):
+        tables(f"{store},{tmp_path / 'other'}", str(target), ONE, {"Orders": {}, "Visits": {}, "Order": {}, "zzz": {}})
+    assert not (target / "tables").exists()
+    asked = ["pipeline", "tables", "--store", str(store), "--to", str(target), "--topics", "order", "--engine", "local"]
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, [*asked, *more])
+        assert done.exit_code == 2
+        assert "has no topic order (did you mean Orders?)" in " ".join(done.output.split())
+
+
+def test_a_topic_that_was_read_and_deleted_stops_no_later_run(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [order(n) for n in range(3)])
+    put(store, "Visits", [{"a": 1}])
+    specs: dict[str, dict[str, Any]] = {"Orders": {"schema": ORDERS}, "Visits": {}}
+    assert tables(str(store), str(target), ONE, specs).rows == 4
+    shutil.rmtree(store / "consumequeue" / "Visits")
+    assert tables(str(store), str(target), ONE, specs).rows == 0
+
+
+@pytest.mark.parametrize(("bytes_max", "failing"), [(1_500, "tables/Orders"), (1, "_schemas/Orders")])
+def test_a_disk_that_takes_no_more_is_told_with_file_and_remedy_and_the_next_run_has_all(
+    tmp_path: Path, bytes_max: int, failing: str
+) -> None:
+    """By a limit on the size of files, which the system enforces as it does a full disk."""
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [order(n) for n in range(3)])
+    words = ["pipeline", "tables", "--store", str(store), "--to", str(target), "--topics", "Orders"]
+    code = LIMITED.format(bytes_max=bytes_max, words=[*words, "--schema", ORDERS, "--engine", "local"])
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    *_, told = done.stderr.splitlines()
+    assert told.startswith(f"error: {target}/{failing}")
+    assert "cannot be written: File too large; nothing was committed: raise the limit" in told
+    assert TableManifest(target).head().version == 0
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}}).rows == 3
+    assert sorted(row["id"] for row in rows_of(target, "Orders")) == [0, 1, 2]

@@ -12,6 +12,7 @@ import pytest
 
 import contrailmq.spark
 from contrailmq import Message, Producer
+from contrailmq.spark.topic_tables.spec import TablesError
 from contrailmq.testing import LocalCluster
 from spark.test_topic_tables import order, put, rows_of
 
@@ -48,6 +49,8 @@ def test_topics_of_brokers_go_on_where_the_last_run_ended(spark: Any, tmp_path: 
             done = contrailmq.spark.tables_topics(spark, cluster.namesrv, str(tmp_path), specs)
             assert (done.rows, done.quarantined) == (10, 1)
         assert contrailmq.spark.tables_topics(spark, cluster.namesrv, str(tmp_path), specs).rows == 0
+        with pytest.raises(TablesError, match=r"has no topic Order \(did you mean Orders\?\): check the name"):
+            contrailmq.spark.tables_topics(spark, cluster.namesrv, str(tmp_path), {**specs, "Order": {}})
     frame = contrailmq.spark.read_table(spark, str(tmp_path), "Orders")
     assert dict(frame.dtypes)["to"] == "struct<zip:string>"
     assert {(row["id"], row["to"]["zip"], row["_keys"]) for row in frame.collect()} == {

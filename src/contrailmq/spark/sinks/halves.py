@@ -33,15 +33,15 @@ from contrailmq.client.blocking.raw_halves import (
     post_half_batch,
 )
 from contrailmq.message import ContrailError, MessageQueue, Property, create_unique_ids
-from contrailmq.message.batch import BatchPart, encode_batch, split_batch
-from contrailmq.message.property_text import find_text
+from contrailmq.message.batch import BatchPart, encode_batch, part_spans, split_batch
+from contrailmq.message.property_text import find, key_of
 from contrailmq.spark.sinks.sending import ExactlyOnce
 from contrailmq.wire.codes import RequestCode
 
 MARK: Final = "CONTRAIL_TRANSACTION"  # the decisions' id and the batch: "<id>/<batch>"
 WINDOW: Final = 256  # requests on their way: their answers fit into any socket's buffer
 _BATCHES_WINDOW: Final = 8  # requests with many ends
-_UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
+_UNIQUE_KEY: Final = key_of(Property.UNIQUE_KEY)
 _SCHEMA: Final = pa.schema(
     [("queue", pa.int32()), ("key", pa.string()), ("half", pa.int64()), ("physical", pa.int64())]
 )
@@ -91,7 +91,7 @@ class PostedHalves:
 
     queue: MessageQueue
     keys: list[str]
-    parts: list[BatchPart]
+    body: bytes
     whole: Posted | None = None
     waiting: deque[tuple[str, Posted]] = field(default_factory=deque)
     places: list[HalfPlace] = field(default_factory=list)
@@ -112,24 +112,24 @@ class HalfCarrier:
         self.broker_names = client.broker_names
 
     def post_batch(self, body: Pieces, queue: MessageQueue, *, producer_group: str = "") -> PostedHalves:
-        parts = split_batch(b"".join(body))
-        keys = [_key_of(part) for part in parts]
+        whole = b"".join(body)
+        keys = _keys_in(whole)
         if keys[0] in self._seen:
-            new = create_unique_ids(len(parts))
-            parts = [_renamed(part, old, key) for part, old, key in zip(parts, keys, new, strict=True)]
-            keys, body = new, [encode_batch(parts)]
+            new = create_unique_ids(len(keys))
+            parts = [_renamed(part, old, key) for part, old, key in zip(split_batch(whole), keys, new, strict=True)]
+            keys, whole = new, encode_batch(parts)
         self._seen.add(keys[0])
-        posted = PostedHalves(queue, keys, parts)
+        posted = PostedHalves(queue, keys, whole)
         if queue.broker_name in self._singly:
             self._post_singly(posted)
         else:
-            posted.whole = post_half_batch(self._client, queue, body, group=self._group)
+            posted.whole = post_half_batch(self._client, queue, (whole,), group=self._group)
         self._posted.append(posted)
         return posted
 
     def _post_singly(self, posted: PostedHalves) -> None:
         try:
-            for key, part in zip(posted.keys, posted.parts, strict=True):
+            for key, part in zip(posted.keys, split_batch(posted.body), strict=True):
                 if len(posted.waiting) >= WINDOW:
                     self._take_first(posted)
                 posted.waiting.append((key, post_half(self._client, posted.queue, part, group=self._group)))
@@ -243,13 +243,19 @@ def keys_of(places: Iterable[HalfPlace]) -> Iterator[str]:
     return (place.unique_key for place in places)
 
 
-def _key_of(part: BatchPart) -> str:
-    key = find_text(part.properties.decode(), _UNIQUE_KEY)
-    assert key is not None, "a sender gives every message an id"
-    return key
+def _keys_in(batch: bytes) -> list[str]:
+    """The unique keys of a packed batch, whose bodies are not copied for that."""
+    keys: list[str] = []
+    position, end = 0, len(batch)
+    while position < end:
+        _, _, properties, position = part_spans(batch, position, len(keys))
+        key = find(batch[properties:position], _UNIQUE_KEY)
+        assert key is not None, "a sender gives every message an id"
+        keys.append(key.decode())
+    return keys
 
 
 def _renamed(part: BatchPart, old: str, new: str) -> BatchPart:
-    found, wanted = (f"{_UNIQUE_KEY}{key}\x02".encode() for key in (old, new))
+    found, wanted = (_UNIQUE_KEY + f"{key}\x02".encode() for key in (old, new))
     assert part.properties.count(found) == 1, "an id stands once among the properties"
     return part._replace(properties=part.properties.replace(found, wanted))

@@ -36,6 +36,7 @@ from contrailmq.spark.jobs.upkeep import RETENTION_S
 from contrailmq.spark.runtime.engine import Engine, Progress, SparkEngine
 from contrailmq.spark.runtime.task_process import freeze
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
+from contrailmq.spark.topic_tables.absent import check_cluster, check_stores
 from contrailmq.spark.topic_tables.merging import is_change, merge, plan_merges
 from contrailmq.spark.topic_tables.publishing import check_libraries, forget_replaced, publish
 from contrailmq.spark.topic_tables.row_files import TopicPlan, write_rows
@@ -113,9 +114,11 @@ def tables(
     manifest = TableManifest(target)
     if dry_run:
         head = manifest.load()
+        check_stores(stores, head, chosen)
         spans = _spans(stores, head, chosen, skip_corrupt, broker_name)
         return _result((), sum(span.end - span.begin for span in spans), head.version, _reached(spans))
     with manifest.writing() as head:
+        check_stores(stores, head, chosen)
         spans = _spans(stores, head, chosen, skip_corrupt, broker_name)
         manifest.remove_leavings()
         publish(manifest, chosen)
@@ -340,6 +343,7 @@ def tables_topics(
     check_target(target)
     manifest = TableManifest(target)
     check_checkpoint(manifest, target)
+    check_cluster(namesrv, target, chosen, options or {})
     source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
     source = source.option("startingOffsets", "earliest").option("subscribe", ",".join(chosen))
     before = manifest.load()
