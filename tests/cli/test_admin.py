@@ -91,9 +91,9 @@ def test_what_a_terminal_would_act_on_is_shown_and_not_done(cluster: LocalCluste
 
 
 def test_offsets_are_reset(cluster: LocalCluster) -> None:
-    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "earliest")
+    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "earliest", "--yes")
     assert {row["offset"] for row in rows} == {0}
-    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "latest")
+    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "latest", "--yes")
     assert sum(int(str(row["offset"])) for row in rows) == 4
     assert "earliest, latest" in run(cluster, "offset", "reset", "audit", "Orders", "--to", "never", code=2)
 

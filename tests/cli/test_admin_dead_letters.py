@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from admin_command import run, run_json
 
@@ -60,7 +63,9 @@ def give_up(cluster: LocalCluster, group: str, *bodies: bytes) -> list[StoredMes
         consumer.listen(refuse)
         with consumer, Producer(group, namesrv=cluster.namesrv) as producer:
             for number, body in enumerate(bodies, 1):
-                producer.send(Message(group, body, tags="t", keys=[f"k-{body.decode()}"], properties={"p": "q"}))
+                producer.send(
+                    Message(group, body, tags="t", keys=[f"k-{body.decode(errors='replace')}"], properties={"p": "q"})
+                )
                 until(lambda number=number: len(admin.dead_letters(group)) == number)
         return admin.dead_letters(group)
 
@@ -191,3 +196,32 @@ def test_what_was_sent_back_and_not_consumed_yet_counts_as_lag(cluster: LocalClu
     assert [(row["topic"], row["lag"]) for row in waiting] == [(f"%RETRY%{group}", 3)]
     listed = {row["group"]: row["lag"] for row in run_json(cluster, "group", "list")}
     assert listed[group] == 3
+
+
+def test_letters_are_exported_whole_as_json_lines_or_parquet(cluster: LocalCluster, group: str, tmp_path: Path) -> None:
+    letters = give_up(cluster, group, b"one", b"\xff\x00")
+    lines = [json.loads(line) for line in run(cluster, "dlq", "export", group).splitlines()]
+    assert [line["message_id"] for line in lines] == [letter.message_id for letter in letters]
+    assert [(line["body"], line["body_encoding"]) for line in lines] == [("one", "utf-8"), ("/wA=", "base64")]
+    file = tmp_path / "letters.parquet"
+    told = run_json(cluster, "dlq", "export", group, "--to", str(file))
+    assert told == {"group": group, "file": str(file), "format": "parquet", "letters": 2}
+    table = pyarrow.parquet.read_table(file).to_pylist()
+    assert [row["body"] for row in table] == [b"one", b"\xff\x00"]
+    assert [row["keys"] for row in table] == [letter.keys for letter in letters]
+    assert run(cluster, "dlq", "export", group, "--until", "-1h") == ""
+
+
+def test_an_export_replaces_a_file_only_when_told_to_and_never_leaves_half_of_one(
+    cluster: LocalCluster, group: str, tmp_path: Path
+) -> None:
+    give_up(cluster, group, b"one")
+    file = tmp_path / "letters.jsonl"
+    file.write_text("kept")
+    assert "replace the file" in run(cluster, "dlq", "export", group, "--to", str(file), code=1)
+    assert file.read_text() == "kept"
+    run(cluster, "dlq", "export", group, "--to", str(file), "--yes")
+    assert json.loads(file.read_text())["body"] == "one"
+    assert "cannot be written" in run(cluster, "dlq", "export", group, "--to", str(tmp_path / "no" / "x"), code=1)
+    assert "Parquet needs a file" in run(cluster, "dlq", "export", group, "--format", "parquet", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters.jsonl"]

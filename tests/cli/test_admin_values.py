@@ -68,7 +68,7 @@ def test_times_are_taken_in_every_form_where_one_is_asked_for(cluster: LocalClus
     assert len(run_json(cluster, "message", "by-key", "Orders", "k", "--since", "-1h")) == 5
     assert run_json(cluster, "message", "by-key", "Orders", "k", "--until", "-2d") == []
     for to, offset in (("-1h", 0), ("+1h", 5), (soon, 5), ("1", 0)):
-        rows = run_json(cluster, "offset", "reset", "slow", "Orders", "--to", to)
+        rows = run_json(cluster, "offset", "reset", "slow", "Orders", "--to", to, "--yes")
         assert {row["queue"]: row["offset"] for row in rows} == {0: offset, 1: 0}
     assert "is not a time" in run(cluster, "message", "by-time", "Orders", "--since", "noon", code=2)
 
@@ -77,7 +77,7 @@ def test_times_in_json_are_numbers_or_null(cluster: LocalCluster) -> None:
     written, empty = run_json(cluster, "topic", "status", "Orders")
     assert written["last_written_ms"] > 1_700_000_000_000
     assert (empty["queue"], empty["last_written_ms"]) == (1, None)
-    run(cluster, "offset", "reset", "slow", "Orders", "--to", "earliest")
+    run(cluster, "offset", "reset", "slow", "Orders", "--to", "earliest", "--yes")
     rows = run_json(cluster, "group", "progress", "slow", "--topic", "Orders")
     assert [row["last_consumed_ms"] for row in rows] == [None, None]
     assert "last_written" in run(cluster, "topic", "status", "Orders")
@@ -96,7 +96,7 @@ def test_system_topics_and_groups_are_shown_only_with_all(cluster: LocalCluster)
 def test_groups_are_listed_with_their_lag(cluster: LocalCluster) -> None:
     with Admin(namesrv=cluster.namesrv) as admin:
         (broker,) = admin.masters()
-        run(cluster, "offset", "reset", "slow", "Orders", "--to", "earliest")
+        run(cluster, "offset", "reset", "slow", "Orders", "--to", "earliest", "--yes")
         admin.set_offset("slow", MessageQueue("Orders", broker, 0), 2)
     idle, slow = run_json(cluster, "group", "list")
     assert idle == {"group": "idle", "topics": 0, "lag": None}

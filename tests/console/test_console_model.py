@@ -260,6 +260,8 @@ def test_samples_count_rates_and_the_backlog_of_all_groups(cluster: LocalCluster
         assert sampler.overview.backlog is not None
         assert sampler.overview.backlog >= 3
         assert len(sampler.put_rate) == 1
+        assert (sampler.put_latency_99.last or 0) > 0, "messages were put"
+        assert (sampler.put_latency_999.last or 0) >= (sampler.put_latency_99.last or 0)
 
     ask(cluster.namesrv, question)
 

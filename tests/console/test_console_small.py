@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from contrailmq.client.admin.traces import TraceStep, steps_of
 from contrailmq.console.model.budget import Budget, polling
 from contrailmq.console.model.caching import Cached
 from contrailmq.console.model.contents import SHOWN_BYTES_MAX, view_body
@@ -16,7 +17,6 @@ from contrailmq.console.model.figures import figures_of, put_latency
 from contrailmq.console.model.messages import read_time
 from contrailmq.console.model.paging import paged
 from contrailmq.console.model.series import Series
-from contrailmq.console.model.traces import TraceStep, steps_of
 from contrailmq.console.passwords import PasswordError, make_hash, read_password_file, write_password_file
 from contrailmq.message import ContrailError
 
@@ -132,6 +132,9 @@ def test_figures_are_read_from_apaches_sentences_and_ours() -> None:
     assert (apache.put_per_s, apache.put_total, apache.disk_ratio) == (12.5, 77, 0.25)
     assert (apache.disk_total_bytes, apache.disk_free_bytes) == (3 << 29, 1 << 29)
     assert apache.put_latency == "<=0ms"
+    assert (apache.put_latency_99_ms, apache.put_latency_999_ms) == (None, None), "what is not said is not drawn"
+    ours = figures_of({"putLatency99": "3.25", "putLatency999": "8"})
+    assert (ours.put_latency, ours.put_latency_99_ms, ours.put_latency_999_ms) == ("3.25 ms", 3.25, 8.0)
     assert put_latency({"putLatency99": "3.25"}) == "3.25 ms"
     empty = figures_of({"putTps": "?", "msgPutTotalTodayNow": "x", "commitLogDirCapacity": "full"})
     assert (empty.put_per_s, empty.put_total, empty.disk_free_bytes, empty.put_latency) == (0.0, 0, None, "")

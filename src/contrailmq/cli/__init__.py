@@ -62,7 +62,6 @@ app = typer.Typer(
     help="RocketMQ for Python and Spark: broker, NameServer, tools and pipelines.",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -1,4 +1,4 @@
-"""`contrailmq bench send|pull`: what producers and consumers cost here, with settings and a baseline of the same run.
+"""`contrailmq bench send|pull|pop`: what clients cost here, with settings and a baseline of the same run.
 
 The benchmarks of development are in `bench/` of the source tree.
 """
@@ -63,3 +63,16 @@ def pull(
     from contrailmq.cli.bench_clients import measure_pull
 
     show("consumers", measure_pull(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)
+
+
+@app.command("pop")
+def pop(
+    count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    namesrv: Namesrv = None,
+    as_json: AsJson = False,
+) -> None:
+    """Consumers by POP: push, and receive with an acknowledgement of each message."""
+    from contrailmq.cli.bench_pop import measure_pop
+
+    show("consumers by POP", measure_pop(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)

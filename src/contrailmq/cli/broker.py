@@ -12,6 +12,7 @@ from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, 
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
     from contrailmq.broker import BrokerServer
 
@@ -71,7 +72,7 @@ def broker(
             logging.getLogger("contrailmq").warning("%s", warning)
         tls, outward = server_tls(properties), client_tls(properties)
         run_until_stopped(
-            lambda stopped: _serve(BrokerServer(config, store_config, tls=tls, client_tls=outward), stopped)
+            lambda stopped: _serve(BrokerServer(config, store_config, tls=tls, client_tls=outward), properties, stopped)
         )
     except BrokenPipeError:  # of `-p | head`: the reader has had enough
         raise
@@ -80,18 +81,22 @@ def broker(
         raise typer.Exit(1) from exc
 
 
-async def _serve(server: BrokerServer, stopped: asyncio.Event) -> None:
+async def _serve(server: BrokerServer, properties: Mapping[str, str], stopped: asyncio.Event) -> None:
     import asyncio
 
+    from contrailmq.cli.grpc_beside import GrpcBeside
     from contrailmq.cli.serving import settle_memory
 
     await server.start()
     settle_memory()
     typer.echo(f"ready broker {server.config.broker_name} {server.address}")
+    grpc = GrpcBeside(properties)
+    await grpc.start(server)
     waits = [asyncio.ensure_future(event.wait()) for event in (stopped, server.failed)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+    await grpc.stop()
     await server.stop()
     if server.failed.is_set():
         raise typer.Exit(1)

@@ -19,6 +19,7 @@ from typing import Final
 from contrailmq.cli.logs import LogSettings, child_log
 from contrailmq.wire.properties import environment_name, is_setting
 from contrailmq.wire.tls import KEYS as TLS_KEYS
+from contrailmq.wire.transport import ENDS_WITH_STDIN
 
 log = logging.getLogger("contrailmq")
 
@@ -49,7 +50,7 @@ class ConsoleProcess:
         # Not by the loop: see `testing/members.py` on children of uvloop.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "contrailmq", "console", "-n", self._namesrv, *flags],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=self._environment(),
@@ -86,6 +87,8 @@ class ConsoleProcess:
             else:
                 said(line)
         code = process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
         pipe.close()
         if not url.done():
             url.set_result("")
@@ -103,7 +106,7 @@ class ConsoleProcess:
         package_parent = str(Path(__file__).resolve().parents[2])
         others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         tls = {environment_name(key): value for key, value in self._tls.items()}
-        return kept | tls | {"PYTHONPATH": os.pathsep.join([package_parent, *others])}
+        return kept | tls | {"PYTHONPATH": os.pathsep.join([package_parent, *others]), ENDS_WITH_STDIN: "1"}
 
 
 def _is_installed() -> bool:

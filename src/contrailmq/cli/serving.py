@@ -22,7 +22,7 @@ from contrailmq.wire.properties import (
     read_properties,
     rocketmq_settings,
 )
-from contrailmq.wire.transport import new_event_loop
+from contrailmq.wire.transport import ENDS_WITH_STDIN, new_event_loop
 
 log = logging.getLogger("contrailmq")
 
@@ -81,12 +81,28 @@ def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
+        if os.environ.pop(ENDS_WITH_STDIN, ""):  # not for children of ours
+            _end_with_stdin(loop, stopped)
         await serve(stopped)
 
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     keep_freed_memory()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())
+
+
+def _end_with_stdin(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """Stop as after a signal when the process that started us is gone: its end of the pipe closes then."""
+    stdin = 0
+
+    def heard() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            if not stopped.is_set():
+                log.warning("the process that started this one is gone: it ends too")
+            stopped.set()
+
+    loop.add_reader(stdin, heard)
 
 
 def tell_what_runs() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator, Mapping
 
-    from contrailmq.namesrv import NameServer
+    from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member
 
 PORT_STEP: Final = 10  # between brokers: each takes its port, the one two below it and the one above it
@@ -61,6 +61,11 @@ def up(
         int, typer.Option(min=0, max=65_535, help="Port of the web console on 127.0.0.1; 0 takes a free one.")
     ] = 8080,
     no_console: Annotated[bool, typer.Option("--no-console", help="Run no web console.")] = False,
+    print_config: Annotated[
+        Path | None, typer.Option("--print-config", metavar="DIR", help="Write a file for each server, and end.")
+    ] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port of the first broker (8081 if it is free).")] = None,
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve no gRPC.")] = False,
     log_level: Level = LogLevel.INFO,
     log_file: File = None,
     log_file_mib: FileMib = FILE_MIB,
@@ -68,31 +73,43 @@ def up(
     log_json: Json = False,
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
-    from contrailmq.broker.config import environment_keys
+    from contrailmq.cli.grpc_beside import grpc_port_of_up
     from contrailmq.cli.logs import failed, start_logging
-    from contrailmq.cli.serving import gathered_settings, run_until_stopped, set_flags, tell_what_runs
+    from contrailmq.cli.serving import run_until_stopped, set_flags, tell_what_runs
     from contrailmq.message import ContrailError
-    from contrailmq.wire.tls import with_client_side
 
     try:
-        properties, _ = gathered_settings(
-            file=config_file,
-            flags=set_flags(takeover=takeover),
-            settings=settings or [],
-            keys=environment_keys(),
-        )
-        properties.pop("namesrvAddr", None)
+        properties = _gathered(config_file, set_flags(takeover=takeover), settings or [])
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
         start_logging(logs)
-        if brokers == 1 and not slaves:  # of several, each is a process that tells it itself
+        if brokers == 1 and not slaves and print_config is None:  # of several, each is a process that tells it itself
             tell_what_runs()
-        properties = with_client_side(properties | _listening_on(listen, properties))
-        wanted_console = None if no_console else console_port
-        cluster = _Cluster(namesrv_port, broker_port, brokers, slaves, resync, wanted_console)
+        properties = _with_addresses(properties, listen)
+        cluster = _Cluster(namesrv_port, broker_port, brokers, slaves, resync, None if no_console else console_port)
+        if print_config is not None:
+            _write_files(print_config, store, properties, cluster)
+            return
+        properties |= grpc_port_of_up(properties, 0 if no_grpc else grpc_port, broker_port=broker_port, brokers=brokers)
         run_until_stopped(lambda stopped: _serve(store, properties, stopped, logs, cluster))
     except (ContrailError, OSError) as exc:
         failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
+
+
+def _gathered(file: Path | None, flags: Mapping[str, str], settings: list[str]) -> dict[str, str]:
+    """Of every broker; the NameServer is our own."""
+    from contrailmq.broker.config import environment_keys
+    from contrailmq.cli.serving import gathered_settings
+
+    properties, _ = gathered_settings(file=file, flags=flags, settings=settings, keys=environment_keys())
+    properties.pop("namesrvAddr", None)
+    return properties
+
+
+def _with_addresses(properties: Mapping[str, str], listen: str) -> dict[str, str]:
+    from contrailmq.wire.tls import with_client_side
+
+    return with_client_side(dict(properties) | _listening_on(listen, properties))
 
 
 def _listening_on(address: str, properties: Mapping[str, str]) -> dict[str, str]:
@@ -122,6 +139,8 @@ class _Cluster(NamedTuple):
 
 def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple[str, dict[str, str]]]:
     """Names and settings: the masters, then their slaves. Ports go up in this order."""
+    from contrailmq.cli.grpc_beside import grpc_port_of
+
     _, port, brokers, slaves, resync, _ = cluster
     step = PORT_STEP if port else 0
     masters: list[dict[str, str]] = []
@@ -129,29 +148,73 @@ def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple
         own = {"brokerName": f"broker-{chr(97 + number % 26)}" + (str(number // 26) if number >= 26 else "")}
         said = own | dict(properties) | (own if brokers > 1 else {})
         masters.append(said)
-        yield said["brokerName"], said | {"listenPort": str(port)}
+        own_grpc = grpc_port_of(properties, number)
+        yield said["brokerName"], said | {"listenPort": str(port)} | own_grpc
         port += step
     for said in masters:
         for broker_id in range(1, slaves + 1):
             as_slave = {"slaveReadEnable": "true"} | said | {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
             as_slave |= {"resync": "true"} if resync else {}
+            as_slave |= {"grpcServerPort": "0"} if "grpcServerPort" in as_slave else {}
             yield f"{said['brokerName']}-slave-{broker_id}", as_slave | {"listenPort": str(port)}
             port += step
 
 
+def _write_files(directory: Path, store: Path, properties: Mapping[str, str], cluster: _Cluster) -> None:
+    from contrailmq.cli.up_files import BrokerFile, write_files
+    from contrailmq.cli.up_metrics import as_settings, ports_of
+    from contrailmq.message import ContrailError
+    from contrailmq.namesrv import NamesrvConfig
+    from contrailmq.wire.tls import KEYS as TLS_KEYS
+
+    if not (cluster.namesrv_port and cluster.broker_port):
+        raise ContrailError("separate files need ports that stay: leave out --namesrv-port 0 and --broker-port 0")
+    if cluster.resync or "takeover" in properties:
+        raise ContrailError("--resync and --takeover are for one start: give them to `contrailmq broker -c FILE`")
+    shown = ports_of(properties, broker_port=cluster.broker_port, brokers=cluster.brokers * (1 + cluster.slaves))
+    config = _name_server_config(
+        store.absolute(), properties, cluster.namesrv_port, metrics_port=shown[0] if shown else None
+    )
+    usual = NamesrvConfig().to_properties()
+    own = {key: text for key, text in config.to_properties().items() if text != usual[key]}
+    namesrv = f"{properties.get('brokerIP1') or properties['bindAddress']}:{cluster.namesrv_port}"
+    members = list(_members(dict(properties) | {"namesrvAddr": namesrv}, cluster))
+    pages = [as_settings(port) for port in shown[1:]] if shown else [{}] * len(members)
+    written = write_files(
+        directory,
+        name_server=own | {key: properties[key] for key in TLS_KEYS if key in properties},
+        brokers=[
+            BrokerFile(name, store / name, said | page) for (name, said), page in zip(members, pages, strict=True)
+        ],
+        store_settings=SMALL_STORE,
+        console="" if cluster.console_port is None else f"console -n {namesrv} --port {cluster.console_port}",
+    )
+    for path in written:
+        typer.echo(path)
+
+
 def _name_server(store: Path, properties: Mapping[str, str], port: int, *, metrics_port: int | None) -> NameServer:
-    from contrailmq.namesrv import NameServer, NamesrvConfig
+    from contrailmq.namesrv import NameServer
     from contrailmq.wire.tls import server_tls
 
+    return NameServer(
+        _name_server_config(store, properties, port, metrics_port=metrics_port), tls=server_tls(properties)
+    )
+
+
+def _name_server_config(
+    store: Path, properties: Mapping[str, str], port: int, *, metrics_port: int | None
+) -> NamesrvConfig:
+    from contrailmq.namesrv import NamesrvConfig
+
     has_acting = properties.get("enableSlaveActingMaster", "").lower() == "true"
-    listening = NamesrvConfig(
+    return NamesrvConfig(
         bind_address=properties["bindAddress"], listen_port=port, rocketmq_home=str(store),
         support_acting_master=has_acting, notify_min_broker_id_changed=has_acting,
         metrics_exporter_type="DISABLE" if metrics_port is None else "PROM",
         metrics_prom_exporter_port=metrics_port or 0,
         metrics_prom_exporter_host=properties.get("metricsPromExporterHost", "127.0.0.1"),
     )  # fmt: skip
-    return NameServer(listening, tls=server_tls(properties))
 
 
 async def _serve(
@@ -164,20 +227,21 @@ async def _serve(
     import asyncio
 
     from contrailmq.cli.console_process import ConsoleProcess
+    from contrailmq.cli.grpc_beside import GrpcBeside
     from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
     from contrailmq.cli.supervising import keep_running, wait_for_slaves
     from contrailmq.cli.up_metrics import as_settings, ports_of
     from contrailmq.testing.members import ProcessMember, ThreadlessMember
 
-    servers = cluster.brokers * (1 + cluster.slaves)
-    ports = ports_of(properties, broker_port=cluster.broker_port, brokers=servers)
+    ports = ports_of(properties, broker_port=cluster.broker_port, brokers=cluster.brokers * (1 + cluster.slaves))
     name_server = _name_server(store, properties, cluster.namesrv_port, metrics_port=ports[0] if ports else None)
     await name_server.start()
     console = ConsoleProcess(name_server.address, cluster.console_port, properties, logs)
     console.start()  # it takes a second to load, and waits for nobody
     kind: type[Member] = ThreadlessMember if cluster.brokers + cluster.slaves == 1 else ProcessMember
     members: dict[str, Member] = {}
+    grpc = GrpcBeside(properties)
     try:
         told = dict(properties) | {"namesrvAddr": name_server.address}
         for number, (name, said) in enumerate(_members(told, cluster), 1):
@@ -197,6 +261,8 @@ async def _serve(
         if cluster.slaves:
             await asyncio.gather(*keeping)
             return
+        if cluster.brokers == 1:  # one in a process of its own does this itself
+            await grpc.start(next(member.server for member in members.values() if isinstance(member, ThreadlessMember)))
         failures = {name: asyncio.ensure_future(member.failed()) for name, member in members.items()}
         waits = [*failures.values(), asyncio.ensure_future(stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -204,14 +270,18 @@ async def _serve(
         for wait in waits:
             wait.cancel()
     finally:
+        await grpc.stop()
         await asyncio.gather(console.stop(), *(member.stop() for member in members.values()))
         await name_server.stop()
     if not stopped.is_set():
         for name in ended:
-            how = f" with {members[name].ending}" if members[name].ending else ""
-            text = f"broker {name} ended by itself{how}: its log may say why; the others were stopped"
-            failed(text, is_json=logs.is_json)
+            failed(_end_of(name, members[name]), is_json=logs.is_json)
         raise typer.Exit(1)
+
+
+def _end_of(name: str, member: Member) -> str:
+    how = f" with {member.ending}" if member.ending else ""
+    return f"broker {name} ended by itself{how}: its log may say why; the others were stopped"
 
 
 def _ready_line(namesrv: str, members: Mapping[str, Member], store: Path, console_url: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 import typer
 
 from contrailmq.cli.admin.secured import tls_of_flags
+from contrailmq.client.errors import did_you_mean
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ All = Annotated[bool, typer.Option("--all", help="those of the system too")]
 Broker = Annotated[str | None, typer.Option("--broker", help="on this broker only")]
 Cluster = Annotated[str | None, typer.Option("--cluster", help="on this cluster only")]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what it would do, and do nothing")]
 
 
 def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
@@ -90,10 +92,14 @@ def confirm(question: str, *, is_agreed: bool) -> None:
 
 # What a command names must be there: a mistyped name is an error, not an empty table.
 def require_topic(admin: Admin, topic: str) -> None:
-    if topic not in admin.topics() and not admin.topic_holders(topic):
-        raise ContrailError(f"topic {topic} does not exist: `contrailmq admin topic list --all` shows those that do")
+    known = admin.topics()
+    if topic not in known and not admin.topic_holders(topic):
+        hint = did_you_mean(topic, known) or ": `contrailmq admin topic list --all` shows those that do"
+        raise ContrailError(f"topic {topic} does not exist{hint}")
 
 
 def require_group(admin: Admin, group: str) -> None:
-    if not admin.group_config(group) and not admin.group_topics(group):
-        raise ContrailError(f"group {group} does not exist: `contrailmq admin group list --all` shows those that do")
+    known = admin.groups()
+    if group not in known and not admin.group_topics(group):
+        hint = did_you_mean(group, known) or ": `contrailmq admin group list --all` shows those that do"
+        raise ContrailError(f"group {group} does not exist{hint}")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from contrailmq.cli.admin.asking import Address, Json, Namesrv, ask, ask_broker, fail
 from contrailmq.cli.admin.figures import figure, setting
 from contrailmq.cli.admin.output import done, show, show_pairs
+from contrailmq.cli.admin.watching import watched
+from contrailmq.client.errors import did_you_mean
+from contrailmq.message import ContrailError
+
+if TYPE_CHECKING:
+    from contrailmq import Admin
 
 cluster_app = typer.Typer(help="Clusters.", no_args_is_help=True)
 broker_app = typer.Typer(help="Brokers.", no_args_is_help=True)
 
 
 @cluster_app.command("list")
+@watched
 def cluster_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Clusters, brokers, addresses."""
     info = ask(namesrv, lambda admin: admin.cluster())
@@ -29,6 +36,7 @@ def cluster_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
 
 
 @broker_app.command("status")
+@watched
 def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Runtime figures."""
     found = ask_broker(address, namesrv, lambda admin: admin.broker_stats(address))
@@ -36,6 +44,7 @@ def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = Fal
 
 
 @broker_app.command("pending")
+@watched
 def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Messages that wait: timers and half messages by topic, delayed ones by level. Our brokers only."""
     rows = []
@@ -47,6 +56,7 @@ def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = Fa
 
 
 @broker_app.command("damage")
+@watched
 def broker_damage(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Damaged records that the broker has found and skipped since its start, the first 100. Our brokers only."""
     figures = ask_broker(address, namesrv, lambda admin: admin.broker_stats(address))
@@ -73,5 +83,12 @@ def broker_set(
     key, separator, value = change.partition("=")
     if not separator:
         fail(f"{change!r} is not key=value", code=2)
-    ask_broker(address, namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
+
+    def change_setting(admin: Admin) -> None:
+        known = admin.broker_config(address)
+        if key not in known:  # RocketMQ's own brokers answer success, and do nothing
+            raise ContrailError(f"broker {address} has no setting {key}{did_you_mean(key, known)}")
+        admin.update_broker_config(address, {key: value})
+
+    ask_broker(address, namesrv, change_setting)
     done(f"{address}: {key}={value}", {"broker": address, key: setting(value)}, as_json=as_json)

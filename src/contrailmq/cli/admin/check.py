@@ -20,6 +20,7 @@ from contrailmq.cli.admin.asking import Json, Namesrv, ask
 from contrailmq.cli.admin.figures import figure
 from contrailmq.cli.admin.output import counted, print_json
 from contrailmq.cli.admin.replication import slaves_of_cluster
+from contrailmq.cli.admin.watching import watched
 from contrailmq.message import ContrailError, SystemTopic, is_system_group, printable, retry_topic
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Report(NamedTuple):
         return max((finding.severity for finding in self.findings), default=Severity.OK)
 
 
+@watched
 def check(
     lag_messages: Annotated[int, typer.Option(min=0, help="a group may be so many messages behind")] = 100_000,
     lag_minutes: Annotated[float, typer.Option(min=0, help="a message may wait so long for a group")] = 10.0,
@@ -297,7 +299,7 @@ def _group(admin: Admin, group: str, bounds: Bounds) -> Iterator[Finding]:
             About.LAG,
             group,
             f"the backlog is {counted(waiting, 'message')} of {topics}, {age}",
-            "more consumers (up to one for each queue), faster handling, or skip them: `contrailmq admin offset reset`",
+            "more consumers (up to one for each queue), faster handling, or skip them: `contrailmq admin group skip`",
         )
     yield from _subscriptions(admin, group, online)
 

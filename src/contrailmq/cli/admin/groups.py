@@ -21,7 +21,8 @@ from contrailmq.cli.admin.asking import (
     fail,
     require_group,
 )
-from contrailmq.cli.admin.output import Moment, counted, done, show
+from contrailmq.cli.admin.output import Moment, Release, counted, done, show
+from contrailmq.cli.admin.watching import watched
 from contrailmq.message import ContrailError, is_system_group
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 
@@ -37,6 +38,7 @@ group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 
 
 @group_app.command("list")
+@watched
 def group_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """The consumer groups, how many topics each consumes and its lag; those of the system with --all."""
 
@@ -87,18 +89,22 @@ def group_update(
     consume: Consume = None,
     orderly: Orderly = None,
     broadcast: Broadcast = None,
+    retry_queues: Annotated[int | None, typer.Option("--retry-queues", min=1, help="of its retry topic")] = None,
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
     """Change what is given and nothing else, on every broker that has the group."""
     changes = _changes(retries=retries, consume=consume, orderly=orderly, broadcast=broadcast)
+    changes |= {} if retry_queues is None else {"retry_queue_nums": retry_queues}
     if not changes:
-        fail("nothing to change: give --retries, --consume, --orderly or --broadcast", code=2)
+        fail("nothing to change: give --retries, --consume, --orderly, --broadcast or --retry-queues", code=2)
 
     def update(admin: Admin) -> dict[str, SubscriptionGroupConfig]:
         require_group(admin, group)
         changed = {
-            name: msgspec.structs.replace(config, **changes) for name, config in admin.group_config(group).items()
+            # Of attributes brokers take changes, and there are none.
+            name: msgspec.structs.replace(config, **changes, attributes={})
+            for name, config in admin.group_config(group).items()
         }
         for name, config in changed.items():
             admin.create_group(config, broker=name)
@@ -145,6 +151,7 @@ def group_delete(group: Group, yes: Yes = False, namesrv: Namesrv = None, as_jso
 
 
 @group_app.command("progress")
+@watched
 def group_progress(
     group: Group,
     topic: Annotated[str | None, typer.Option("--topic", help="of this topic only")] = None,
@@ -171,9 +178,10 @@ def group_progress(
 
 
 @group_app.command("members")
+@watched
 def group_members(group: Group, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Who is connected and what the group subscribes to."""
     found = ask_of_group(namesrv, group, lambda admin: admin.consumers(group))
     connections = found.connection_set if found is not None else []
-    rows = [(item.client_id, item.client_addr, item.language, item.version) for item in connections]
+    rows = [(item.client_id, item.client_addr, item.language, Release(item.version)) for item in connections]
     show(rows, ("client_id", "address", "language", "version"), as_json=as_json)

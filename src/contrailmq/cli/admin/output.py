@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import typer
 
+from contrailmq.wire.codes import version_name
+
 if TYPE_CHECKING:
     from contrailmq import StoredMessage
+
+
+on_one_line: Final = ContextVar("on_one_line", default=False)  # whether JSON has a line a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,16 @@ class Moment:
 
     def __str__(self) -> str:
         return time_text(self.time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A client's version in a table. JSON has RocketMQ's number for it."""
+
+    ordinal: int
+
+    def __str__(self) -> str:
+        return version_name(self.ordinal)
 
 
 def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: bool) -> None:
@@ -44,7 +60,7 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: b
 def _json_pair(column: str, value: object) -> tuple[str, object]:
     if isinstance(value, Moment):
         return f"{column}_ms", value.time_ms if value.time_ms > 0 else None
-    return column, value
+    return column, value.ordinal if isinstance(value, Release) else value
 
 
 def show_pairs(pairs: Iterable[tuple[str, object]], *, as_json: bool) -> None:
@@ -59,7 +75,17 @@ def show_pairs(pairs: Iterable[tuple[str, object]], *, as_json: bool) -> None:
 def print_json(value: object) -> None:
     from contrailmq.message import printable_json
 
-    typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()))
+    data = msgspec.json.encode(value, enc_hook=str)
+    typer.echo(printable_json((data if on_one_line.get() else msgspec.json.format(data, indent=2)).decode()))
+
+
+def print_json_line(value: object) -> None:
+    """One of many: a program reads them line by line."""
+    token = on_one_line.set(True)
+    try:
+        print_json(value)
+    finally:
+        on_one_line.reset(token)
 
 
 def done(text: str | Sequence[str], facts: Mapping[str, object], *, as_json: bool) -> None:
@@ -91,7 +117,7 @@ def show_messages(messages: Sequence[StoredMessage], *, as_json: bool) -> None:
             " ".join(message.keys),
             time_text(message.store_time_ms),
             message.reconsume_times,
-            _short(message.body),
+            short_body(message.body),
         )
         for message in messages
     ]
@@ -124,6 +150,6 @@ def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
-def _short(body: bytes) -> str:
+def short_body(body: bytes) -> str:
     text = body[:60].decode("utf-8", "backslashreplace")
     return text if len(body) <= 60 else text + "…"

@@ -12,6 +12,7 @@ import typer
 
 from contrailmq.cli.admin.asking import Json, Namesrv, ask, ask_broker
 from contrailmq.cli.admin.output import show
+from contrailmq.cli.admin.watching import watched
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Row(NamedTuple):
 
 
 @ha_app.command("status")
+@watched
 def ha_status(
     address: Annotated[str | None, typer.Argument(help="a broker's host:port; all groups without it")] = None,
     namesrv: Namesrv = None,

@@ -21,6 +21,7 @@ from contrailmq.cli.admin.asking import (
     require_topic,
 )
 from contrailmq.cli.admin.output import Moment, counted, done, show
+from contrailmq.cli.admin.watching import watched
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
 
 @topic_app.command("list")
+@watched
 def topic_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """The topics, those of the system with --all."""
 
@@ -49,7 +51,9 @@ def topic_create(
     order: Annotated[bool, typer.Option("--order", help="an order topic")] = False,
     kind: Annotated[
         str | None,
-        typer.Option("--type", help="messages it takes: NORMAL, FIFO, DELAY, TRANSACTION, MIXED (message.type)"),
+        typer.Option(
+            "--type", help="messages it takes: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, PRIORITY (message.type)"
+        ),
     ] = None,
     broker: Broker = None,
     cluster: Cluster = None,
@@ -93,6 +97,9 @@ def topic_update(
     write_queues: Annotated[int | None, typer.Option("--write-queues", help="beats --queues")] = None,
     permission: Annotated[int | None, typer.Option("--perm", help="6 read and write, 4 read, 2 write")] = None,
     order: Annotated[bool | None, typer.Option("--order/--no-order", help="an order topic")] = None,
+    attributes: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=TEXT", help="NAME= removes it; may be repeated")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="also when unread messages become unreachable")] = False,
     broker: Broker = None,
     cluster: Cluster = None,
@@ -102,8 +109,11 @@ def topic_update(
     """Change what is given and nothing else."""
     read_queues = queues if read_queues is None else read_queues
     write_queues = queues if write_queues is None else write_queues
-    if read_queues is None and write_queues is None and permission is None and order is None:
-        fail("nothing to change: give --queues, --read-queues, --write-queues, --perm or --order", code=2)
+    if read_queues is None and write_queues is None and permission is None and order is None and not attributes:
+        fail("nothing to change: give --queues, --read-queues, --write-queues, --perm, --order or --attribute", code=2)
+    pairs = [text.partition("=") for text in attributes or ()]
+    if odd := next((name for name, separator, _ in pairs if not separator), None):
+        fail(f"--attribute {odd!r} is not NAME=TEXT", code=2)
 
     def update(admin: Admin) -> tuple[int, dict[str, TopicConfig]]:
         held = admin.topic_holders(topic, broker=broker, cluster=cluster)
@@ -122,12 +132,17 @@ def topic_update(
             write_queues=write_queues,
             permission=permission,
             order=order,
+            attributes={name: text or None for name, _, text in pairs},
             broker=broker,
             cluster=cluster,
         )
         return unread, changed
 
     unread, changed = ask(namesrv, update)
+    _tell_update(topic, unread, changed, as_json=as_json)
+
+
+def _tell_update(topic: str, unread: int, changed: dict[str, TopicConfig], *, as_json: bool) -> None:
     rows = [
         {
             "broker": name,
@@ -166,6 +181,7 @@ def topic_delete(topic: Topic, yes: Yes = False, namesrv: Namesrv = None, as_jso
 
 
 @topic_app.command("status")
+@watched
 def topic_status(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Offsets of each queue."""
     stats = ask_of_topic(namesrv, topic, lambda admin: admin.topic_stats(topic))
@@ -177,6 +193,7 @@ def topic_status(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -
 
 
 @topic_app.command("route")
+@watched
 def topic_route(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Brokers and queue counts."""
     route = ask(namesrv, lambda admin: admin.route(topic))
@@ -189,6 +206,7 @@ def topic_route(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) ->
 
 
 @topic_app.command("groups")
+@watched
 def topic_groups(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Groups that consume the topic."""
     show(

@@ -14,11 +14,10 @@ from typing import Final, Generic, TypeVar, Unpack
 
 from contrailmq.aio import Admin
 from contrailmq.client import QueueProgress
-from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.settings import ClientSettings
 from contrailmq.console.model.budget import Budget
 from contrailmq.console.model.caching import Cached
-from contrailmq.message import ContrailError, MessageQueue, retry_topic
+from contrailmq.message import ContrailError, retry_topic
 from contrailmq.wire.bodies import ClusterInfo
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.header import Command, ExtValue
@@ -186,25 +185,3 @@ class Asking(Admin):
 
         seen = await self.of_each(await self.readable_places(), on)
         return Seen(sorted(row for rows in seen.value.values() for row in rows), seen.notes)
-
-    async def move_offsets(self, group: str, targets: dict[MessageQueue, int]) -> None:
-        """Store these offsets; running members are told."""
-        is_online = await self.consumers(group) is not None
-        for queue, offset in targets.items():
-            if is_online:
-                await self._reset_running(group, queue, offset)
-            else:
-                await self.set_offset(group, queue, offset)
-
-    async def read_range(self, queue: MessageQueue, offset: int, end: int) -> list[ReceivedMessage]:
-        """The messages with offsets from `offset` up to `end`, which is not included."""
-        found: list[ReceivedMessage] = []
-        if offset >= end:
-            return found
-        async for message in self._read(queue, offset):
-            if message.queue_offset >= end:
-                break
-            found.append(message)
-            if message.queue_offset == end - 1:
-                break
-        return found

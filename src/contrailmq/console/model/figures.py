@@ -27,6 +27,8 @@ class Figures:
     log_end: int | None
     behind_flush: str
     put_latency: str
+    put_latency_99_ms: float | None
+    put_latency_999_ms: float | None
     boot_ms: int
 
 
@@ -40,10 +42,12 @@ def figures_of(table: Mapping[str, str]) -> Figures:
         get_per_s=_first(table.get("getTransferredTps", "")),
         disk_total_bytes=total,
         disk_free_bytes=free,
-        disk_ratio=_ratio(table.get("commitLogDiskRatio")),
+        disk_ratio=_decimal(table.get("commitLogDiskRatio")),
         log_end=_integer(table.get("commitLogMaxOffset")),
         behind_flush=table.get("remainHowManyDataToFlush", ""),
         put_latency=put_latency(table),
+        put_latency_99_ms=_decimal(table.get("putLatency99")),
+        put_latency_999_ms=_decimal(table.get("putLatency999")),
         boot_ms=_integer(table.get("bootTimestamp")) or 0,
     )
 
@@ -85,7 +89,7 @@ def _integer(text: str | None) -> int | None:
         return None
 
 
-def _ratio(text: str | None) -> float | None:
+def _decimal(text: str | None) -> float | None:
     try:
         return float(text or "")
     except ValueError:

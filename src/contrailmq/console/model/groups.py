@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from contrailmq.client import QueueProgress
+from contrailmq.client import OffsetPlace, QueueProgress
+from contrailmq.client.admin.admin_offsets import OffsetPlan
 from contrailmq.console.model.asking import Asking, BrokerPlace, Seen
 from contrailmq.console.model.caching import Cached
 from contrailmq.console.model.paging import ROWS, Page, paged
-from contrailmq.message import ContrailError, MessageQueue, dlq_topic, is_system_group, retry_topic
+from contrailmq.message import ContrailError, dlq_topic, is_system_group, retry_topic
 from contrailmq.wire.admin_bodies import (
     ConsumerConnection,
     SubscriptionGroupConfig,
@@ -25,8 +25,6 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 
 LIST_AGE_S: Final = 10.0
 MEMBERS_ASKED_MAX: Final = 64  # of a group, for their own subscriptions: each is a round trip through a broker
-
-Target = Callable[[MessageQueue], Awaitable[int]]  # where a group would go on in a queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +71,6 @@ class GroupDetail:
     @property
     def is_inconsistent(self) -> bool:
         return any(member.is_odd for member in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One queue's part of a reset: where the group is, and where it would be."""
-
-    queue: MessageQueue
-    now: int  # -1: it has no offset
-    target: int
-    begin: int
-    end: int
-
-    @property
-    def again(self) -> int:
-        """Messages that the group would get a second time."""
-        return max(0, self.now - max(self.target, self.begin)) if self.now >= 0 else 0
-
-    @property
-    def skipped(self) -> int:
-        """Messages that it would never get."""
-        return max(0, self.target - max(self.now, self.begin))
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    group: str
-    topic: str
-    moves: list[Move] = field(default_factory=list)
-
-    @property
-    def sentence(self) -> str:
-        again, skipped = sum(move.again for move in self.moves), sum(move.skipped for move in self.moves)
-        left = sum(max(0, move.end - max(move.target, move.begin)) for move in self.moves)
-        parts = [f"{left} messages will wait"]
-        parts += [f"{again} will be consumed again"] if again else []
-        parts += [f"{skipped} will never be consumed"] if skipped else []
-        return f"{self.group} on {self.topic}: " + ", ".join(parts)
 
 
 class Groups:
@@ -164,27 +125,21 @@ class Groups:
 
     # --- acting
 
-    async def preview(self, group: str, topic: str, *, time_ms: int) -> Preview:
+    async def preview(self, group: str, topic: str, *, time_ms: int) -> OffsetPlan:
         """What it means to go on at a time: the first message stored at or after it."""
-        return await self._preview(group, topic, lambda queue: self._asking.search_offset(queue, time_ms))
+        return await self._asking.plan_offsets(group, topic, time_ms)
 
-    async def preview_offset(self, group: str, topic: str, *, offset: int, queue: str = "") -> Preview:
+    async def preview_offset(self, group: str, topic: str, *, offset: int, queue: str = "") -> OffsetPlan:
         """Go on at an offset, in one queue (`broker:3`) or in all. Where a queue is shorter, at its end."""
-        if offset < 0:
-            raise ContrailError(f"offset {offset} is negative: give 0 or more")
+        return await self._asking.plan_offset(group, topic, offset, queue=queue)
 
-        async def target(_: MessageQueue) -> int:
-            return offset
-
-        return await self._preview(group, topic, target, only=queue)
-
-    async def preview_skip(self, group: str, topic: str) -> Preview:
+    async def preview_skip(self, group: str, topic: str) -> OffsetPlan:
         """Leave out everything that waits now."""
-        return await self._preview(group, topic, self._asking.max_offset)
+        return await self._asking.plan_offsets(group, topic, OffsetPlace.LATEST)
 
-    async def apply(self, preview: Preview) -> None:
+    async def apply(self, preview: OffsetPlan) -> None:
         """Move to what the preview showed, not to what it would show now."""
-        await self._asking.move_offsets(preview.group, {move.queue: move.target for move in preview.moves})
+        await self._asking.move_offsets(preview.group, preview.targets)
 
     async def create(self, group: str, *, retries: int, is_ordered: bool) -> None:
         if await self._asking.group_config(group):
@@ -195,7 +150,7 @@ class Groups:
 
     async def change(self, group: str, *, retries: int, is_enabled: bool) -> None:
         for name, config in (await self._asking.group_config(group)).items():
-            changed = msgspec.structs.replace(config, retry_max_times=retries, consume_enable=is_enabled)
+            changed = msgspec.structs.replace(config, retry_max_times=retries, consume_enable=is_enabled, attributes={})
             await self._asking.create_group(changed, broker=name)
         self.forget()
 
@@ -289,22 +244,6 @@ class Groups:
             return None
         return {data.topic: expression(data) for data in info.subscription_set}
 
-    async def _preview(self, group: str, topic: str, target: Target, *, only: str = "") -> Preview:
-        queues = [queue for queue in await self._asking.queues(topic) if not only or place_text(queue) == only]
-        if not queues:
-            raise ContrailError(f"topic {topic} has no queue {only} to read: choose one of the list")
-        moves = await asyncio.gather(*(self._move(group, queue, target) for queue in queues))
-        return Preview(group, topic, list(moves))
-
-    async def _move(self, group: str, queue: MessageQueue, target: Target) -> Move:
-        now, begin, end, wanted = await asyncio.gather(
-            self._asking.offset(group, queue),
-            self._asking.min_offset(queue),
-            self._asking.max_offset(queue),
-            target(queue),
-        )
-        return Move(queue, now, min(max(wanted, begin), end), begin, end)
-
     async def _count(self, topic: str) -> int:
         """Messages in a topic that may not exist."""
 
@@ -326,10 +265,6 @@ def expression(data: SubscriptionData) -> str:
     """What a subscription takes, as one would write it."""
     kind = data.expression_type
     return data.sub_string or "*" if kind in (None, "TAG") else f"{kind}: {data.sub_string}"
-
-
-def place_text(queue: MessageQueue) -> str:
-    return f"{queue.broker_name}:{queue.queue_id}"
 
 
 def _usual(said: list[dict[str, str]]) -> dict[str, str]:

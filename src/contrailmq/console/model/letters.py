@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from contrailmq.client import LetterChoice
 from contrailmq.console.model.asking import Asking, Seen
 from contrailmq.console.model.messages import MessageRow, row_of
 from contrailmq.console.model.paging import ROWS, Page
 from contrailmq.console.model.topics import TopicKind, Topics
-from contrailmq.message import DLQ_PREFIX, ContrailError, MessageQueue, Property, StoredMessage, dlq_topic
+from contrailmq.message import DLQ_PREFIX, ContrailError, MessageQueue, StoredMessage, dlq_topic
 
 RESEND_STEP: Final = 20  # letters between two reports of progress
 EXPORT_STEP: Final = 200
@@ -116,31 +113,3 @@ class Letters:
         if not found:
             raise ContrailError(f"the dead letter {row.message_id} is gone: it was cleaned up")
         return found[0].offset_message_id
-
-
-def letter_fields(letter: StoredMessage) -> dict[str, object]:
-    """A letter for an export. A body that is no UTF-8 is in base64."""
-    body = bytes(letter.body)
-    try:
-        text, encoding = body.decode(), "utf-8"
-    except UnicodeDecodeError:
-        text, encoding = base64.b64encode(body).decode(), "base64"
-    return {
-        "message_id": letter.message_id,
-        "origin_message_id": letter.properties.get(Property.ORIGIN_MESSAGE_ID, ""),
-        "origin_topic": letter.properties.get(Property.RETRY_TOPIC, ""),
-        "queue_id": letter.queue_id,
-        "queue_offset": letter.queue_offset,
-        "born_time_ms": letter.born_time_ms,
-        "store_time_ms": letter.store_time_ms,
-        "reconsume_times": letter.reconsume_times,
-        "tags": letter.tags,
-        "keys": list(letter.keys),
-        "body": text,
-        "body_encoding": encoding,
-        "properties": dict(letter.properties),
-    }
-
-
-def json_line(letter: StoredMessage) -> bytes:
-    return msgspec.json.encode(letter_fields(letter)) + b"\n"

@@ -9,14 +9,15 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from contrailmq.client.admin.admin_messages import copy_of, readable_body
 from contrailmq.client.admin.times import END_OF_TIME_MS, parse_time
+from contrailmq.client.admin.traces import TraceStep
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import SendResult
 from contrailmq.console.model.asking import Asking, BrokerPlace, Seen
 from contrailmq.console.model.contents import BodyView, view_body
 from contrailmq.console.model.topics import Topics
-from contrailmq.console.model.traces import TraceStep, steps_of
-from contrailmq.message import RESERVED_PROPERTIES, ContrailError, MessageQueue, StoredMessage, SystemTopic
+from contrailmq.message import ContrailError, MessageQueue, StoredMessage, SystemTopic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, GroupList
 from contrailmq.wire.bodies import decode_body
 from contrailmq.wire.codes import RequestCode
@@ -144,7 +145,7 @@ class Messages:
             row=row_of(message, queue),
             topic=message.topic,
             properties=dict(message.properties),
-            body=view_body(_body(message)),
+            body=view_body(readable_body(message)),
             born_time_ms=message.born_time_ms,
             born_host=str(message.born_host),
             store_host=str(message.store_host),
@@ -170,17 +171,13 @@ class Messages:
 
     async def trace(self, message_id: str, *, topic: str = SystemTopic.TRACE) -> list[TraceStep]:
         """Empty when nobody traced it."""
-        found = await self._asking.messages_by_key(topic, message_id, max_count=64)
-        return steps_of([_body(message) for message in found], message_id)
+        return await self._asking.trace(message_id, topic=topic)
 
     # --- acting
 
     async def resend(self, message: StoredMessage) -> SendResult:
         """A new message with the same body, tags, keys and properties, for all groups of the topic."""
-        properties = {name: text for name, text in message.properties.items() if name not in RESERVED_PROPERTIES}
-        return await self._topics.send(
-            message.topic, _body(message), tags=message.tags or "", keys=" ".join(message.keys), properties=properties
-        )
+        return await self._topics.send_message(copy_of(message))
 
     async def consume(self, group: str, client_id: str, message: StoredMessage) -> ConsumeMessageDirectlyResult:
         """Let one running member have it now."""
@@ -237,11 +234,3 @@ def _queue_of(message: StoredMessage, names: dict[str, str]) -> MessageQueue:
     """What is found by its place does not say which broker has it: the address that stored it does."""
     name = message.broker_name if isinstance(message, ReceivedMessage) else ""
     return MessageQueue(message.topic, name or names.get(str(message.store_host), ""), message.queue_id)
-
-
-def _body(message: StoredMessage) -> bytes:
-    """Decompressed; as it is stored where that fails, which shows what is there."""
-    try:
-        return bytes(message.body)
-    except ContrailError:
-        return bytes(message.stored_body)

@@ -80,6 +80,7 @@ class Sampler:
         self._known: dict[BrokerPlace, int] = {}  # every broker of the last hour, and when it was last registered
         self.overview = Overview()
         self.put_rate, self.get_rate, self.backlog = Series(), Series(), Series()
+        self.put_latency_99, self.put_latency_999 = Series(), Series()  # of the slowest master, in milliseconds
         self.lag: dict[str, Series] = {}  # by group
         self._tasks: list[asyncio.Task[None]] = []
         self._looked_at_s = float("-inf")
@@ -135,6 +136,9 @@ class Sampler:
         self.overview = new
         self.put_rate.add(now_ms, new.put_per_s)
         self.get_rate.add(now_ms, new.get_per_s)
+        masters = [sample.figures for sample in samples if sample.place.broker_id == MASTER_ID]
+        _add_slowest(self.put_latency_99, now_ms, [figures.put_latency_99_ms for figures in masters])
+        _add_slowest(self.put_latency_999, now_ms, [figures.put_latency_999_ms for figures in masters])
 
     def _gone(self, places: list[BrokerPlace], now_ms: int) -> list[str]:
         """A NameServer forgets a broker that ends: who looks later must learn that there was one."""
@@ -192,6 +196,12 @@ class Sampler:
         now_ms = time.time_ns() // 1_000_000
         self.overview.backlog, self.overview.backlog_ms = total, now_ms
         self.backlog.add(now_ms, total)
+
+
+def _add_slowest(series: Series, now_ms: int, values: list[float | None]) -> None:
+    """Brokers before 5.0 do not say: then nothing is drawn, and no zero."""
+    if known := [value for value in values if value is not None]:
+        series.add(now_ms, max(known))
 
 
 def _clock(time_ms: int) -> str:

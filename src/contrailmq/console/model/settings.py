@@ -11,51 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.console.model.asking import MASTER_ID, Asking, BrokerPlace, Seen
+from contrailmq.console.model.setting_meanings import MEANINGS
 from contrailmq.message import ContrailError
 from contrailmq.wire.admin_bodies import HaRuntimeInfo
-
-# The settings that people ask for most. The full tables are in docs/broker.md and docs/store.md.
-MEANINGS: Final = {
-    "autoCreateTopicEnable": "whether a send to an unknown topic creates it",
-    "autoCreateSubscriptionGroup": "whether an unknown group is created by its first consumer",
-    "brokerClusterName": "the cluster that the broker belongs to",
-    "brokerId": "0 is the master, others are slaves",
-    "brokerIP1": "the address that clients get",
-    "brokerIP2": "the address that slaves get",
-    "brokerName": "master and slaves of one log share it",
-    "brokerPermission": "6 read and write, 4 read only, 2 write only",
-    "brokerRole": "ASYNC_MASTER, SYNC_MASTER (answers wait for slaves) or SLAVE",
-    "cleanFileForciblyEnable": "whether a full disk removes files before their time",
-    "defaultTopicQueueNums": "queues of a topic that is created by a send",
-    "deleteWhen": "the hours in which old files are removed",
-    "diskMaxUsedSpaceRatio": "from this use of the disk on old files are removed at any hour",
-    "enablePropertyFilter": "whether groups may filter by SQL expressions",
-    "enableSlaveActingMaster": "whether a slave delivers what is due while its master is away",
-    "fileReservedTime": "hours for which messages are kept",
-    "flushCommitLogThoroughInterval": "at most so many milliseconds until written bytes are on disk",
-    "flushDiskType": "ASYNC_FLUSH answers before the disk has it, SYNC_FLUSH after",
-    "flushIntervalCommitLog": "milliseconds between flushes of the log",
-    "haListenPort": "the port that slaves copy the log from",
-    "haMaxGapNotInSync": "a slave that is further behind in bytes does not count as in sync",
-    "inSyncReplicas": "how many copies, the master's included, an answer of a SYNC_MASTER waits for",
-    "listenPort": "the port for clients",
-    "longPollingEnable": "whether a pull waits for the next message",
-    "mappedFileSizeCommitLog": "bytes of one file of the log",
-    "mappedFileSizeConsumeQueue": "bytes of one file of a queue",
-    "maxMessageSize": "the largest message in bytes",
-    "messageDelayLevel": "the delays of levels 1, 2, 3 and so on",
-    "messageIndexEnable": "whether messages can be found by key",
-    "namesrvAddr": "the NameServers that the broker registers with",
-    "slaveReadEnable": "whether consumers far behind are sent to a slave",
-    "storePathRootDir": "the directory of the store",
-    "timerMaxDelaySec": "the longest delay of a timer in seconds",
-    "timerWheelEnable": "whether messages may be delivered at any time, not only at levels",
-    "transactionCheckInterval": "milliseconds between questions about an open transaction",
-    "transactionCheckMax": "after so many questions a half message is given up",
-    "transactionTimeOut": "milliseconds before a producer is first asked about its transaction",
-    "transferMsgByHeap": "whether pulled messages are copied before they are sent",
-    "waitTimeMillsInSendQueue": "a send that waited longer is refused as busy",
-}
 
 
 @dataclass(frozen=True, slots=True)

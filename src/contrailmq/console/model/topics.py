@@ -165,8 +165,12 @@ class Topics:
     async def send(
         self, topic: str, body: bytes, *, tags: str = "", keys: str = "", properties: dict[str, str] | None = None
     ) -> SendResult:
+        return await self.send_message(
+            Message(topic, body, tags=tags or None, keys=keys.split(), properties=properties or {})
+        )
+
+    async def send_message(self, message: Message) -> SendResult:
         self._asking.require_writing()
-        message = Message(topic, body, tags=tags or None, keys=keys.split(), properties=properties or {})
         async with Producer(SENDER_GROUP, namesrv=self._asking.options.namesrv, **self._settings) as producer:  # type: ignore[arg-type]
             return await producer.send(message)
 

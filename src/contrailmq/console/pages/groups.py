@@ -6,9 +6,10 @@ from typing import Any
 
 from nicegui import ui
 
+from contrailmq.client.admin.admin_offsets import OffsetPlan, place_text
 from contrailmq.client.admin.times import FORMS
 from contrailmq.console.model.console_model import ConsoleModel
-from contrailmq.console.model.groups import GroupDetail, Preview, place_text
+from contrailmq.console.model.groups import GroupDetail
 from contrailmq.console.model.messages import read_time
 from contrailmq.console.pages.overview import chart, draw
 from contrailmq.console.pages.parts import (
@@ -195,7 +196,7 @@ class GroupPage:
         )
 
     async def _skip(self, detail: GroupDetail) -> None:
-        previews: list[Preview] = []
+        previews: list[OffsetPlan] = []
         try:
             for topic in detail.topics:
                 previews.append(await self._model.groups.preview_skip(self._name, topic))  # noqa: PERF401
@@ -226,7 +227,7 @@ class ResetDialog:
     def __init__(self, model: ConsoleModel, detail: GroupDetail) -> None:
         self._model = model
         self._detail = detail
-        self._preview: Preview | None = None
+        self._preview: OffsetPlan | None = None
 
     def open(self) -> None:
         detail = self._detail

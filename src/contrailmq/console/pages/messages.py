@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from nicegui import ui
 
+from contrailmq.client.admin.admin_offsets import place_text
 from contrailmq.client.admin.times import FORMS
 from contrailmq.console.model.asking import Seen
 from contrailmq.console.model.console_model import ConsoleModel
-from contrailmq.console.model.groups import place_text
 from contrailmq.console.model.messages import Found, MessageDetail, MessageRow, read_time
 from contrailmq.console.model.paging import paged
 from contrailmq.console.pages.parts import (

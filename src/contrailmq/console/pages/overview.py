@@ -40,6 +40,7 @@ class OverviewPage:
             self._backlog = figure("Backlog of all groups")
             self._brokers = figure("Brokers")
         self._rates = chart("Messages a second, last hour", ("in", "out"))
+        self._latency = chart("Put latency of the slowest master in milliseconds, last hour", ("99 %", "99.9 %"))
         self._lag = chart("Backlog, last hour", ("backlog",))
         heading("Brokers")
         self._table = plain_table(_BROKERS, [], "Brokers")
@@ -56,6 +57,7 @@ class OverviewPage:
         self._backlog.text = "counting" if overview.backlog is None else number(overview.backlog)
         self._brokers.text = str(len(overview.brokers))
         draw(self._rates, (sampler.put_rate, sampler.get_rate))
+        draw(self._latency, (sampler.put_latency_99, sampler.put_latency_999))
         draw(self._lag, (sampler.backlog,))
         self._table.rows = [{"_key": index, **row_of(sample)} for index, sample in enumerate(overview.brokers)]
         self._stamp.text = f"as of {moment(overview.time_ms)}" if overview.time_ms else "not asked yet"
