@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from contrailmq.message import Property
-from simulation.history import DEALS, PASSING, READERS, SUBSCRIBED, TOPICS, WORKERS, History, Kind, Place, Queue
+from simulation.history import DEALS, PASSING, POPPED, POPPERS, READERS, TOPICS, WORKERS, History, Kind, Place, Queue
+from simulation.pop_checker import unsafe_pops
 from simulation.stores import DEAD, TIMERS, Left, Record
 
 TAGS: Final = Property.TAGS
@@ -30,7 +31,9 @@ def ahead(history: History, offsets: Mapping[tuple[str, Queue], int]) -> Iterato
     Every offset has a message. Of a group that asks for a tag, only acknowledged messages with that tag are known.
     """
     for (group, queue), offset in offsets.items():
-        wanted = SUBSCRIBED.get(group, {}).get(queue.topic, "not at all")
+        wanted = history.subscribed.get(group, {}).get(queue.topic, "not at all")
+        if group == POPPERS:
+            continue  # its offset is where the next pop reads: what it has passed comes again from the retry topic
         if wanted == "not at all" or history.flipped or queue.broker in history.forgetful_cuts:
             continue
         below: Iterable[int] = range(offset)
@@ -73,7 +76,7 @@ def _of_deliveries(history: History) -> Iterator[str]:
             yield f"{what} was delivered to {delivery.group} and never sent"
             continue
         yield from _of_content(sent.properties, delivery.properties, what)
-        wanted = SUBSCRIBED[delivery.group].get(sent.topic, "not at all")
+        wanted = history.subscribed[delivery.group].get(sent.topic, "not at all")
         if wanted is not None and wanted != sent.properties[Property.TAGS]:
             yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
         if sent.kind is Kind.HALF and not history.decided.get(delivery.body):
@@ -92,7 +95,7 @@ def _of_order(history: History) -> Iterator[str]:
     newest: dict[tuple[str, Queue], int] = {}
     seen: dict[tuple[str, Queue], set[int]] = defaultdict(set)
     for delivery in history.deliveries:
-        if delivery.group == WORKERS or delivery.place is None:
+        if delivery.group in (WORKERS, POPPERS) or delivery.place is None:
             continue
         queue, offset = delivery.place
         if queue.broker in history.forgetful_cuts:
@@ -137,6 +140,8 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
     found += _of_copies(history, copies, stores)
     found += _of_suffixes(history, copies)
     found += _of_recalled(history, everything, copies)
+    history.pops.dead.update(_letters(POPPERS, stores))
+    found += unsafe_pops(history, copies)
     return found
 
 
@@ -212,9 +217,7 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
             continue
         if len(records) > (1 if history.is_calm else TRIES_MAX):
             yield f"{_short(body)} stands {len(records)} times: {[record.place for record in records]}"
-    letters: Counter[bytes] = Counter()
-    for left in stores:
-        letters.update(r.body for r in left.records if r.place.queue.topic == f"{DEAD}{WORKERS}")
+    letters = _letters(WORKERS, stores)
     for body in history.exhausted - history.succeeded[WORKERS] - letters.keys():
         if body in history.acknowledged and not _may_be_missed(history, body, WORKERS):
             yield f"{_short(body)} failed on its last try and is no dead letter"
@@ -224,12 +227,19 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
             yield f"{_short(body)} is a dead letter {count} times, and failed {failed[body]} times"
 
 
+def _letters(group: str, stores: Iterable[Left]) -> Counter[bytes]:
+    """How often each message is among the dead of a group."""
+    topic = f"{DEAD}{group}"
+    return Counter(one.body for left in stores for one in left.records if one.place.queue.topic == topic)
+
+
 def _of_recalled(
     history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
 ) -> Iterator[str]:
     """A timer whose recall was acknowledged is not delivered. Of one that waits twice, as its sender tried again, one
-    is recalled. A power cut may take the mark under ASYNC_FLUSH, and who stands in for a master may not have it."""
-    if history.may_escape:
+    is recalled. A power cut may take the mark under ASYNC_FLUSH, and who stands in for a master may not have it. Where
+    the clock was set, a recall in the last moment may be meant for a time that is still to come (scoreboard.py)."""
+    if history.may_escape or not history.is_timely:
         return
     waiting = Counter(one.body for place, found in everything.items() if place.queue.topic == TIMERS for one in found)
     for body, at_s in history.recalled.items():
@@ -262,7 +272,7 @@ def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterato
 
 def unfinished(history: History) -> list[str]:
     """What should have happened by now."""
-    found = []
+    found, exhausted = [], history.pops.exhausted.keys() | history.pops.dead
     for body, sent in history.sent.items():
         if body not in history.acknowledged or history.is_excused(body):
             continue
@@ -270,11 +280,12 @@ def unfinished(history: History) -> list[str]:
             if body not in history.decided:
                 found.append(f"{_short(body)} was stored as a half message and nobody asked what became of it")
             continue
-        for group, topics in SUBSCRIBED.items():
+        for group, topics in history.subscribed.items():
             wanted = topics.get(sent.topic, "not at all")
             if wanted is not None and wanted != sent.properties[Property.TAGS]:
                 continue
-            is_done = body in history.succeeded[group] or (group == WORKERS and body in history.exhausted)
+            is_done = body in (history.pops.tried if group in POPPED else history.succeeded)[group]
+            is_done |= body in history.exhausted if group == WORKERS else body in exhausted and group == POPPERS
             if not is_done and not _may_be_missed(history, body, group):
                 found.append(f"{_short(body)}, {sent.kind.value}, was acknowledged and {group} never got it")
     return found
@@ -288,7 +299,7 @@ def _may_be_missed(history: History, body: bytes, group: str) -> bool:
     failed_s = history.failed_s.get(body) if group == WORKERS else None
     if failed_s is not None and any(cut.at_s >= failed_s for cuts in history.forgetful_cuts.values() for cut in cuts):
         return True
-    return history.is_passed_over(body, group)
+    return group != POPPERS and history.is_passed_over(body, group)  # their offset follows what is on the disk
 
 
 # --- leaves

@@ -96,6 +96,7 @@ class Disk:
         self.written_ms: dict[int, int] = {}  # inode -> when it was written, by the node's clock
         self._contents: dict[int, Content] = {}  # inode -> what is durable of it
         self._names: dict[Path, dict[str, int]] = {}  # directory -> its durable names
+        self.opened: set[int] = set()  # descriptors of processes, those that were killed included
         self._kept: dict[int, int] = {}  # inode -> a descriptor, so that its number is not given to another file
 
     # --- syncs
@@ -221,7 +222,11 @@ class Disk:
                     self._contents[number] = _content_of(descriptor)
 
     def close(self) -> None:
+        """The world is over: nobody closes what a killed process had open."""
         self._forget()
+        while self.opened:
+            with contextlib.suppress(OSError):
+                os.close(self.opened.pop())
 
     def digest(self) -> str:
         """A hash of every file, with its name."""
@@ -300,9 +305,14 @@ class SimulatedFiles(Files):
         self._maybe_preempt()
         is_new = create and not os.path.exists(path)
         descriptor = super().open(path, writable=writable, create=create)
+        self._disk.opened.add(descriptor)
         if is_new:
             self._disk.created(descriptor)
         return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self._disk.opened.discard(descriptor)
+        super().close(descriptor)
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
         self._maybe_preempt()

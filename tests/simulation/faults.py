@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 CLOCKS: Final = ("jump", "drift")
+POWER: Final = ("cut", "twice", "sync-error", "group-cut")  # faults that end in a power cut
 CRASHES: Final = ("kill", "cut", "stop", "twice", "sync-error")
 DISKS: Final = ("stall", "full", "read-error", "flip")
 NETWORK: Final = ("part", "one-way", "slow", "reset")
@@ -25,13 +26,15 @@ OTHERS: Final = ("pause", "namesrv-kill")
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
 GROUP_CRASHES: Final = ("group-kill", "group-cut")
 SWITCH: Final = "switch"
+MASTERS: Final = "masters-kill"
 # Of plans with slaves. Turned bits are left out: a slave that lacks the record cannot get it any more.
-GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES, SWITCH)
-ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH)
+GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES, SWITCH, MASTERS)
+ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH, MASTERS)
 GROUP_ODDS: Final = 3  # one seed in so many has slaves
 ACTING_ODDS: Final = 0.4  # that a slave of such a seed stands in for its master
+POP_ODDS: Final = 0.5  # that a seed has consumers of POP
 PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
-PLAN_VERSION: Final = 7  # changes whenever seeds get other plans: saved runs are of one version
+PLAN_VERSION: Final = 8  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
@@ -71,6 +74,7 @@ class Plan:
     in_sync: int = 1  # its inSyncReplicas
     block_bytes: int = 256 * 1024  # its haTransferBatchSize
     acts: bool = False  # a slave stands in for a master that is gone
+    pops: bool = False  # consumers of POP take part
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -160,6 +164,8 @@ def draw_group(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tu
         kinds = ()
     elif not kinds:
         kinds = tuple(chance.sample(GROUP_KINDS, chance.randrange(1, 7)))
+    if MASTERS in kinds:
+        brokers = BROKERS  # else there is nobody to whom a slave could hand what is due
     bursts = tuple(_bursts(chance, minutes * 60))
     times_s = _times(chance, bursts, chance.choice((0.7, 1.5, 4.0))) if kinds else []
     plan = Plan(
@@ -178,6 +184,7 @@ def draw_group(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tu
         in_sync=in_sync,
         block_bytes=chance.choice((1024, 5000, 256 * 1024)),
         acts=random.Random(f"acting in {seed}").random() < ACTING_ODDS,
+        pops=_pops(seed),
     )
     return replace(plan, faults=tuple(_fault_in_group(chance, at_s, chance.choice(kinds), plan) for at_s in times_s))
 
@@ -196,7 +203,21 @@ def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[st
     times_s = _times(chance, bursts, mean_s) if kinds else []
     faults = [_fault(chance, at_s, chance.choice(kinds), clients) for at_s in times_s]
     more = {"pace": chance.choice((1.0, 1.0, 2.0, 4.0)), "rebalance_s": chance.choice((5.0, 20.0, 20.0))}
-    return Plan(seed, minutes, flush, tuple(faults), clients, is_preemptive=is_preemptive, bursts=bursts, **more)
+    return Plan(
+        seed,
+        minutes,
+        flush,
+        tuple(faults),
+        clients,
+        is_preemptive=is_preemptive,
+        bursts=bursts,
+        pops=_pops(seed),
+        **more,
+    )
+
+
+def _pops(seed: int) -> bool:
+    return random.Random(f"POP in {seed}").random() < POP_ODDS
 
 
 def _bursts(chance: random.Random, end_s: float) -> Iterator[tuple[float, float]]:
@@ -231,6 +252,6 @@ def _fault_in_group(chance: random.Random, at_s: float, kind: str, plan: Plan) -
     other = chance.choice([name for name in (*plan.clients, *plan.members, "namesrv") if name != target])
     if kind in NETWORK and chance.random() < PAIR_ODDS:
         target, other = plan.brokers[0], chance.choice(plan.slaves)
-    elif kind in (*GROUP_CRASHES, SWITCH):
+    elif kind in (*GROUP_CRASHES, SWITCH, MASTERS):
         target = plan.brokers[0]
     return Fault(round(at_s, 3), kind, target, other, chance.choice(DURATIONS_S), chance.getrandbits(32))

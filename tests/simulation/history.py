@@ -23,6 +23,8 @@ PASSING: Final = "Passing"  # topics that are made and deleted; the rest of the 
 TOPICS: Final = (PLAIN, ORDERED, LATER, DEALS, BUNDLED)
 
 WORKERS, KEEPERS, READERS = "workers", "keepers", "readers"  # concurrent push, orderly push, lite pull
+POPPERS, LINERS = "poppers", "liners"  # POP: message by message, and FIFO
+POP_TRIES_MAX: Final = 2  # retryMaxTimes of the poppers: the next failure makes a dead letter
 ORDERED_TAG: Final = "even"  # what the keepers ask for
 # group -> topic -> the tag that it asks for, or None for all of it
 SUBSCRIBED: Final[dict[str, dict[str, str | None]]] = {
@@ -30,6 +32,9 @@ SUBSCRIBED: Final[dict[str, dict[str, str | None]]] = {
     KEEPERS: {ORDERED: ORDERED_TAG},
     READERS: dict.fromkeys(TOPICS),
 }
+POPPED: Final[dict[str, dict[str, str | None]]] = {POPPERS: {PLAIN: None, DEALS: None}, LINERS: {ORDERED: None}}
+# Which clients are members of a group: a shorter plan may be without some of them.
+MEMBERS: Final = {WORKERS: {"c0", "c1"}, KEEPERS: {"c1"}, READERS: {"c2"}, POPPERS: {"c0", "c2"}, LINERS: {"c0", "c2"}}
 
 
 class Kind(Enum):
@@ -85,6 +90,44 @@ class Delivery(NamedTuple):
     is_success: bool = True
 
 
+@dataclass(slots=True)
+class Popped:
+    """One delivery."""
+
+    group: str
+    body: bytes
+    broker: str
+    place: Place | None  # None: from the retry topic
+    asked_s: float
+    at_s: float
+    pop_time_ms: int  # the broker's
+    attempt: int  # 0 for the first
+    until_s: float  # it is invisible to others at least until then
+    tried_s: float | None = None  # an acknowledgement was sent, which may have taken effect
+    confirmed_s: float | None = None  # it was confirmed in time
+
+
+@dataclass(slots=True)
+class Pops:
+    """Of one trial."""
+
+    deliveries: list[Popped] = field(default_factory=list)
+    dead: set[bytes] = field(default_factory=set)  # found among the dead letters of the poppers, in the end
+    confirmed: int = 0  # acknowledgements
+    tried: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies
+
+    def acknowledging(self, one: Popped, at_s: float) -> None:
+        """An acknowledgement of it is sent."""
+        one.tried_s = at_s if one.tried_s is None else one.tried_s
+        self.tried[one.group].add(one.body)
+
+    @property
+    def exhausted(self) -> dict[bytes, float]:
+        """What failed on its last attempt, and when it is due as a dead letter."""
+        last = [one for one in self.deliveries if one.group == POPPERS and one.attempt >= POP_TRIES_MAX]
+        return {one.body: one.until_s for one in last if one.tried_s is None}
+
+
 class Cut(NamedTuple):
     """A power cut of a broker under ASYNC_FLUSH: it may take the end of its log.
 
@@ -111,6 +154,7 @@ class History:
     deliveries: list[Delivery] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)  # topics that somebody may have deleted
     flipped: set[tuple[str, int]] = field(default_factory=set)  # (broker, physical offset) of records that were damaged
+    survivors: set[bytes] = field(default_factory=set)  # they stand at their place, whatever power cuts took
     forgetful_cuts: dict[str, list[Cut]] = field(default_factory=lambda: defaultdict(list))  # ASYNC_FLUSH: by broker
     heard: dict[tuple[str, Queue], set[int]] = field(default_factory=lambda: defaultdict(set))  # (group, queue)
     succeeded: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies
@@ -119,8 +163,11 @@ class History:
     by_queue: dict[Queue, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))  # acknowledged ones
     places: dict[bytes, set[Place]] = field(default_factory=lambda: defaultdict(set))  # where it was given or found
     newest_offset: dict[str, int] = field(default_factory=dict)  # broker -> place in the log of the last acknowledged
+    pops: Pops = field(default_factory=Pops)
+    keeps_journals: bool = True  # nothing was done that takes a FIFO group back: its journals are not synced
     is_calm: bool = False  # nothing was done to the cluster
     is_timely: bool = True  # no clock was touched
+    subscribed: Mapping[str, Mapping[str, str | None]] = field(default_factory=lambda: SUBSCRIBED)  # of this trial
     may_escape: bool = False  # what waits may be handed to another broker, by a slave that stands in for its master
     resets: int = 0
     to_recall: set[bytes] = field(default_factory=set)  # a recall was asked for, which may have taken effect
@@ -140,11 +187,12 @@ class History:
             self.places[delivery.body].add(delivery.place)
         if delivery.is_success:
             self.succeeded[delivery.group].add(delivery.body)
-        else:
+        elif delivery.group == WORKERS:
             self.failed_s.setdefault(delivery.body, delivery.at_s)
 
     def is_excused(self, body: bytes) -> bool:
-        """Whether an acknowledged message may be missing: damaged on purpose, recalled, or deleted with its topic."""
+        """Whether an acknowledged message may be missing: damaged, recalled, deleted with its topic, or taken
+        by a power cut under ASYNC_FLUSH."""
         acknowledged, sent = self.acknowledged[body], self.sent[body]
         if (
             sent.topic in self.deleted
@@ -152,6 +200,8 @@ class History:
             or (acknowledged.place.queue.broker, acknowledged.physical_offset) in self.flipped
         ):
             return True
+        if body in self.survivors:
+            return False
         holders = [acknowledged.place.queue.broker]
         if self.may_escape and not sent.kind.has_place:
             holders = list(self.forgetful_cuts)
@@ -181,5 +231,5 @@ class History:
     def digest(self) -> str:
         """A hash of everything that clients saw."""
         sends = list(self.sent.items()), list(self.acknowledged.items()), self.refused
-        seen = *sends, self.decided, self.recalled, self.deliveries
+        seen = *sends, self.decided, self.recalled, self.deliveries, self.pops.deliveries
         return hashlib.blake2b(repr(seen).encode(), digest_size=16).hexdigest()

@@ -30,6 +30,9 @@ class Planted(NamedTuple):
     wrong: str
     kinds: tuple[str, ...] = ()  # of faults that it takes; none: any seed may find it
     has_slaves: bool = False  # it is one of replication: only seeds with slaves can find it
+    acts: bool = False  # it takes a slave that stands in for its master
+    pops: bool = False  # it takes consumers of POP
+    flush: str = ""  # it takes this way to flush
     also: tuple[Edit, ...] = ()  # what else would catch it, or belongs to it
 
     @property
@@ -231,6 +234,55 @@ PLANTED: Final = (
         "return last + 1",
         "return last + 2",
     ),
+    # --- POP
+    Planted(
+        "a group of POP moves on before its checkpoint is on the disk",
+        "broker.pop.positions:Positions.moved",
+        "if not record_end and not queue.uncommitted:",
+        "if True:",
+        CUTS,
+        pops=True,
+        flush="ASYNC_FLUSH",
+    ),
+    Planted(
+        "an acknowledgement of POP is answered before its record is durable",
+        "broker.pop.acking:Acking.ack",
+        "return self._confirm(connection, command, self._ack(key, [header.offset], handle.pop_time_ms))",
+        "self._ack(key, [header.offset], handle.pop_time_ms)\n"
+        "    return encode_response(command, ResponseCode.SUCCESS)",
+        CUTS,
+        pops=True,
+        flush="SYNC_FLUSH",
+    ),
+    Planted(
+        "a message that comes again keeps its number of attempts",
+        "broker.pop.reviving:Reviving._retried",
+        "copy.reconsume_times = message.reconsume_times + 1",
+        "copy.reconsume_times = message.reconsume_times",
+        pops=True,
+    ),
+    Planted(
+        "a start of a broker forgets acknowledgements of POP",
+        "broker.pop.recovery:Recovery._apply_ack",
+        "if body is not None:",
+        "if body is not None and body.offset % 3 != 1:",
+        KILLS,
+        pops=True,
+    ),
+    Planted(
+        "a FIFO queue gives the next batch before the last is acknowledged",
+        "broker.pop.popping:Popping._visit",
+        "if self._orders.is_blocked(key, pop.pop_time_ms, pop.header.attempt_id):",
+        "if False:",
+        pops=True,
+    ),
+    Planted(
+        "a message that a consumer keeps longer is due in half of that time",
+        "broker.pop.acking:Acking._change",
+        "invisible_ms=header.invisible_time,",
+        "invisible_ms=header.invisible_time // 2,",
+        pops=True,
+    ),
     # --- replication
     Planted(
         "an answer waits for what was sent to slaves, not for reports",
@@ -317,8 +369,9 @@ PLANTED: Final = (
         "broker.cluster.escape:Escape._send",
         "self._routes.pop(found.topic, None)",
         "self._arrived.add(found.message.physical_offset)",
-        ("kill", "cut", "part"),
+        ("masters-kill",),
         has_slaves=True,
+        acts=True,
     ),
 )
 BY_NAME: Final = {one.name: one for one in PLANTED}

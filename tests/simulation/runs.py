@@ -24,6 +24,7 @@ import contextlib
 import functools
 import json
 import multiprocessing
+import re
 import subprocess
 import sys
 import time
@@ -42,6 +43,7 @@ from simulation.trial import CLIENTS, Trial, Verdict, plan_of
 SHRINKING_TRIES_MAX: Final = 40
 SHRUNK_MAX: Final = 5  # of the seeds that fail; each takes as long as forty
 SEEDS_AT_ONCE: Final = 200  # then the processes are new ones
+_OF_A_CASE: Final = re.compile(r"'[^']*'|\b[a-z]?[\d.]+(-\d)?\b|\[[^\]]*\]| of \d+ bytes")
 BRIEF_EVERY: Final = 50  # seeds between two lines of progress
 
 
@@ -95,8 +97,15 @@ def _result_of(verdict: Verdict, cpu_s: float) -> Result:
 def plan_for(bug: Planted | None, seed: int, minutes: float) -> Plan:
     """With the kinds of faults that the bug takes, if it takes any: without cuts nobody looks for a missing sync."""
     if bug and bug.has_slaves:
-        return draw_group(seed, minutes, clients=CLIENTS, kinds=bug.kinds)
-    return draw(seed, minutes, clients=CLIENTS, kinds=bug.kinds) if bug and bug.kinds else plan_of(seed, minutes)
+        plan = draw_group(seed, minutes, clients=CLIENTS, kinds=bug.kinds)
+    elif bug and bug.kinds:
+        plan = draw(seed, minutes, clients=CLIENTS, kinds=bug.kinds)
+    else:
+        plan = plan_of(seed, minutes)
+    if bug is None:
+        return plan
+    flush = bug.flush or plan.flush
+    return replace(plan, flush=flush, acts=plan.acts or bug.acts, pops=plan.pops or bug.pops)
 
 
 def _judged(plan: Plan, *, is_hasty: bool = False) -> Verdict:
@@ -113,19 +122,25 @@ def _judged(plan: Plan, *, is_hasty: bool = False) -> Verdict:
 
 
 def shrink(plan: Plan, tries: int = SHRINKING_TRIES_MAX) -> Plan:
-    """A shorter plan that fails as well: without faults, then clients, that it does not need."""
+    """A shorter plan that fails in the same way: without faults, then clients, that it does not need."""
+    shapes = _shapes(_judged(plan).problems)
     for leave_out in (_without_faults, _without_clients):
         is_shorter = True
         while is_shorter and tries > 0:
             is_shorter = False
             for shorter in leave_out(plan):
                 tries -= 1
-                if _judged(shorter).problems:
+                if shapes & _shapes(_judged(shorter).problems):
                     plan, is_shorter = shorter, True
                     break
                 if tries <= 0:
                     break
     return plan
+
+
+def _shapes(problems: Iterable[str]) -> set[str]:
+    """What was wrong, without the names and numbers of the case: another failure is not the one to be shortened."""
+    return {_OF_A_CASE.sub("_", sentence) for sentence in problems}
 
 
 def _without_faults(plan: Plan) -> Iterator[Plan]:
@@ -151,7 +166,7 @@ def as_test(plan: Plan) -> str:
     faults = f"({faults}\n    )" if faults else "()"
     rest = f"{plan.seed}, {plan.minutes!r}, {plan.flush!r}, faults, {plan.clients!r}"
     options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}, rebalance_s={plan.rebalance_s}"
-    options += f", bursts={plan.bursts!r}"
+    options += f", bursts={plan.bursts!r}, pops={plan.pops}"
     if plan.slaves:
         options += f", brokers={plan.brokers!r}, slaves={plan.slaves!r}, role={plan.role!r}"
         options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}, acts={plan.acts}"

@@ -69,6 +69,11 @@ PROMISES: Final = (
         "tests/broker/test_crash_trial.py::test_kills_make_nothing_unreachable_and_repeat_only_what_is_young",
     ),
     (
+        "An acknowledgement of POP that was confirmed in time is final; every other message comes again, counted, "
+        "until it is a dead letter; FIFO is in order",
+        "tests/broker/test_pop_kills.py::test_kills_lose_nothing_and_repeat_nothing_that_was_acknowledged",
+    ),
+    (
         "A seed repeats: histories and stores are the same, byte for byte",
         "tests/simulation/test_trial.py::"
         "test_a_seed_with_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte",
@@ -98,6 +103,7 @@ MEANINGS: Final = {
     "group-kill": "a master and its slaves are killed at the same moment, and start in any order",
     "group-cut": "a master and its slaves lose power at the same moment, and start in any order",
     "switch": "the operator stops a master and starts a slave that has all of its log in its place",
+    "masters-kill": "all masters are killed; the one with slaves comes back last",
 }
 PROCESSES: Final = (
     ("`kill -9` of a writing store", "tests/store/test_kill.py"),
@@ -109,8 +115,37 @@ PROCESSES: Final = (
     ("order of write, sync and answer by `strace`", "tests/store/test_processes.py"),
     ("bytes turned in every file of a store", "tests/store/test_flipped_bytes.py"),
 )
-# What was found in the package, how, and the commit that mended it.
+# What was found in the package, how, and the test that shows it mended, or the commit.
 FOUND: Final[tuple[tuple[str, str], ...]] = (
+    (
+        "a read of the timer wheel failed, and the timers that were due were never delivered: the walk over the slots "
+        "had ended with the error, and that was taken for the end of the slots (seed 123 of ten minutes, read-error)",
+        "tests/store/timer/test_timer_damage.py::test_a_read_that_failed_passes_over_no_timer",
+    ),
+    (
+        "a start took the half message at the very beginning of the log for committed when a copy of another message "
+        "stood behind the last op message, and it was lost: copies that come again point at place 0 (the first "
+        "seeds with POP, kill)",
+        "tests/broker/test_transactions.py::test_a_copy_of_a_committed_message_ends_no_half_message",
+    ),
+    (
+        "the begin of the journal of offsets survived a power failure that took the rest, and counted more than the "
+        "table that was saved after it: groups went back, and what POP had acknowledged came again, under SYNC_FLUSH "
+        "too (POP, cut)",
+        "tests/broker/test_offset_journal.py::"
+        "test_a_power_failure_leaves_no_journal_that_is_older_than_the_saved_table",
+    ),
+    (
+        "a picture of what POP has in flight was newer than the offsets beside it after a power failure, which looked "
+        "like a reset of the group (POP, cut)",
+        "tests/broker/test_pop_restarts.py::test_a_power_failure_that_takes_the_journal_of_offsets_moves_no_group_back",
+    ),
+    (
+        "not mended: where the clock of a broker was set, a recall within the last second of its timer may be "
+        "confirmed and have no effect, since it is not known by which of the two clocks the time in its handle is "
+        "meant (seed 131 of ten minutes, jump)",
+        "the checker leaves out recalls where clocks were touched",
+    ),
     (
         "a recall was answered before its mark was synced, and a power cut then delivered what had been taken back "
         "(seen while recalls were brought into the workload; the planted bug that does the same is found by two seeds)",
@@ -128,10 +163,12 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "ce67d89",
     ),
 )
+EXPLAINED: Final = (123, 131)  # seeds that failed, each with what FOUND says of it
 FLUSHES: Final = ("SYNC_FLUSH", "ASYNC_FLUSH")
 NOT_COVERED: Final = (
-    "Long runs of the package as it is now: `make simulate SEEDS=1000` has not been run on it, nor each kind of fault "
-    "by itself (`python -m simulation.runs --each`, the long tests of tests/simulation).",
+    "Long runs of the package as it is now: `make simulate SEEDS=1000` has not been run to its end, nor each kind of "
+    "fault by itself (`python -m simulation.runs --each`, the long tests of tests/simulation).",
+    "Recalls on a broker whose clock was touched (see above).",
     "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
     "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
     "while a broker runs; `flip` turns bits of bodies only.",
@@ -145,7 +182,9 @@ NOT_COVERED: Final = (
     "checker allows it for these messages, and of such a broker it does not check the order of a queue.",
     "Errors of reads through a mapping (SIGBUS): `read-error` fails reads by call only.",
     "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
-    "TLS, ACL, SQL filters, light queues, POP, "
+    "POP with tags, notifications, resets of its groups, and FIFO over a power failure or another master: its journal "
+    "is not synced, so what was acknowledged may come again.",
+    "TLS, ACL, SQL filters, light queues, "
     "and cleaning of old files (no trial lasts that long) are not part of the workload; tests of their own cover those "
     "that exist.",
     "Memory: sockets, tasks and threads of brokers are counted at the end of each trial, bytes are not.",
@@ -185,13 +224,16 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "disks, links and clocks; everything that happens follows from a seed (`tests/simulation/`). Producers send",
         "single messages, batches (to a batch topic too), by key, with delay levels and timers, and in transactions;",
         "push consumers (concurrent and orderly) and a lite pull consumer read; an operator adds queues, makes and",
-        "deletes topics and sets groups back. Load comes in bursts of seconds with rests of up to 90 seconds in",
-        "between, when the timers of a process end together every five seconds; most faults strike in a burst. When",
+        "deletes topics and sets groups back. In half of the seeds from 1001 on POP consumers take part, message by",
+        "message and FIFO: they acknowledge, keep messages longer, fail, and rest. Load comes in bursts of seconds",
+        "with rests of up to 90 seconds in between, when the timers of a process end together every five seconds;",
+        "most faults strike in a burst. When",
         "the faults are over, everything must arrive within 240 virtual seconds. Then the brokers stop, and their",
         "stores are read and verified. In a third of the seeds the first broker has one or two slaves; in four of ten",
         "of those a slave stands in for its master while that is gone (`enableSlaveActingMaster`).",
-        "Batch topics, recalls and such slaves are part of it since commit f85f013; earlier seeds ran without them,",
-        "and on the package as it was then.",
+        "Seeds below 1001 ran without POP, and on the package as it was before what they and POP found was mended.",
+        "Three of them do not count: the process had run out of descriptors, which killed brokers had left open (the",
+        "simulation closes them now).",
         "",
         "| | |",
         "|---|---|",
@@ -205,7 +247,7 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "",
         "`make simulate SEEDS=N` runs seeds 1 to N, a process for each core; `make simulate FIRST=SEED SEEDS=1` "
         "repeats one; `SAVE=FILE` keeps the results and goes on after an interruption. `make test` runs 16 seeds of "
-        "two minutes and a few planted bugs, `.ci/run` 200 of one minute; `make test-long` each kind of fault by "
+        "two minutes and a few planted bugs, `.ci/run` 150 of one minute; `make test-long` each kind of fault by "
         "itself with both ways to flush, every planted bug and 20,000 seeds.",
         "",
     ]
@@ -278,7 +320,7 @@ def _planted(bugs: dict[str, dict[str, Any]]) -> list[str]:
         "## Planted bugs",
         "",
         f"{found} of {len(PLANTED)} were found, {sum(bug.name not in bugs for bug in PLANTED)} were not run.",
-        "Rows that name a commit are of an older run: the newer one looked for them in six seeds at most.",
+        "Rows that name a commit are of an older run.",
         "Each is planted alone, and seeds are run until one finds it. A bug",
         "that only shows under a certain fault is looked for in seeds with that fault; each has a minute or two.",
         "The flush that ends at a border was first planted in a milder form, which synced the next file as well:",
@@ -299,16 +341,16 @@ def _until_found(line: dict[str, Any], usual: str) -> str:
 
 def _found(seeds: list[dict[str, Any]]) -> list[str]:
     failed = [str(one["seed"]) for one in seeds if one["problems"]]
-    said = "None of the seeds above failed."
-    if failed:
-        numbers = ", ".join(failed)
-        said = f"Open: seeds {numbers} failed; it is not known yet whether the package or the checker is wrong."
+    unknown = [number for number in failed if int(number) not in EXPLAINED]
+    said = f"Seeds {', '.join(failed)} failed, as is said above." if failed else "None of the seeds above failed."
+    if unknown:
+        said += f" Open: of {', '.join(unknown)} it is not known yet whether the package or the checker is wrong."
     said += (
         " With earlier plans three seeds failed through settings of the trials, which were changed: a full disk took "
         "the oldest log files by force (13 and 14), and a half message was given up before its producer could be known "
         "again (94)."
     )
-    listed = [f"- {what} ({commit})" for what, commit in FOUND]
+    listed = [f"- {what} (`{test_or_commit}`)" for what, test_or_commit in FOUND]
     more = [] if FOUND or failed else ["No fault of the package has been found by this workload so far."]
     return ["## Found in our own code", "", *listed, *more, said, ""]
 
@@ -322,6 +364,12 @@ def _rest() -> list[str]:
         "| What | Tests |",
         "|---|---|",
         *(f"| {what} | `{path}` |" for what, path in PROCESSES),
+        "",
+        "## Open",
+        "",
+        "- Seed 20 of one minute: a group of a slave that stands in for its master is past a message that it was not "
+        "given. Not understood yet.",
+        "- Seed 174 of one minute failed once and then passed: a committed message that consumers of POP never got.",
         "",
         "## Not covered",
         "",

@@ -22,6 +22,8 @@ from simulation.disks import Loss
 from simulation.faults import (
     CLOCKS,
     GROUP_CRASHES,
+    MASTERS,
+    POWER,
     SWITCH,
     Fault,
     Plan,
@@ -31,7 +33,7 @@ from simulation.faults import (
     group_of,
     has_slaves,
 )
-from simulation.history import SUBSCRIBED, TOPICS, Cut, History, Queue
+from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
 from simulation.replicas import HA_PORT, Likeness, Witness
@@ -42,9 +44,12 @@ from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
 RESYNC_ODDS: Final = 0.6  # that the operator has a slave cut itself; else it is cut by hand, or begins anew
+LAST_POP_S: Final = 10.0  # until what POP delivered for the last time is a dead letter, after its invisible time
+OLD_S: Final = 1.0  # what was acknowledged so long ago is on the disk, under ASYNC_FLUSH too
 IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has seen there
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
 AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
+ALONE_S: Final = (2.0, 5.0, 10.0)  # between masters that come back after all were killed
 LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
 BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
@@ -104,6 +109,10 @@ class Trial:
         self.history = self.verdict.history
         self.history.is_calm = not plan.faults
         self.history.may_escape = plan.acts
+        self.history.keeps_journals = not plan.slaves and not any(fault.kind in POWER for fault in plan.faults)
+        groups = SUBSCRIBED | POPPED if plan.pops else SUBSCRIBED
+        present = {name: topics for name, topics in groups.items() if MEMBERS[name] & {*plan.clients}}
+        self.history.subscribed = present
         self.history.is_timely = not any(fault.kind in CLOCKS for fault in plan.faults)
         self._actions: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -283,6 +292,8 @@ class Trial:
             self._crash_group(fault)
         elif kind == SWITCH:
             self._switch(fault)
+        elif kind == MASTERS:
+            self._kill_masters(fault)
         elif kind in ("stall", "full", "read-error", "flip"):
             self._hurt_disk(fault)
         elif kind in ("part", "one-way", "slow", "reset"):
@@ -330,6 +341,14 @@ class Trial:
             )
             self._after(chance.choice((0.0, 0.0, 0.05)), lambda one=one: self._crash(one))  # type: ignore[misc]
 
+    def _kill_masters(self, fault: Fault) -> None:
+        """All of them. The one with slaves comes back last: a slave that stands in for it has nobody at first to whom
+        it could hand what is due, and then somebody."""
+        chance, back_s = random.Random(fault.dice), 0.0
+        for name in sorted(self.roles.masters, key=lambda name: name == self.roles.master_of(fault.target)):
+            back_s += chance.choice(ALONE_S)
+            self._crash(fault._replace(kind="kill", target=name, lasts_s=back_s))
+
     def _end(self, name: str, kind: str, chance: random.Random) -> None:
         node, disk = self.cluster.node(name), self.cluster.disk(name)
         disk.fails_syncs = False
@@ -341,6 +360,8 @@ class Trial:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         elif moment < 0.85:
             self._wait_for_recall(name)
+        elif moment < 0.95 and self.plan.pops:
+            self._wait_for_pop(name)
         disk.loss = chance.choice(tuple(Loss))
         if node.is_alive:
             if self.roles.is_master(name):
@@ -386,6 +407,20 @@ class Trial:
         self._wait_with_slow_syncs(name, lambda: recalls[group] > count, within_s=5.0)
         self.workload.is_fickle = False
 
+    def _wait_for_pop(self, name: str) -> None:
+        """An acknowledgement of POP has just been confirmed; or, where nobody waits for the disk, a message was popped
+        that has been on the disk for long, and its checkpoint has not."""
+        pops, group = self.history.pops, group_of(name)
+        count, confirmed = len(pops.deliveries), pops.confirmed
+
+        def is_there() -> bool:
+            if self.plan.flush == "SYNC_FLUSH":
+                return pops.confirmed > confirmed
+            known = [self.history.acknowledged.get(one.body) for one in pops.deliveries[count:] if one.broker == group]
+            return any(one is not None and one.at_s < self.world.now_s - OLD_S for one in known)
+
+        self._wait_with_slow_syncs(name, is_there, within_s=5.0)
+
     def _wait_with_slow_syncs(self, name: str, is_there: Callable[[], bool], *, within_s: float) -> None:
         disk = self.cluster.disk(name)
         usual = disk.sync_ns_min, disk.sync_ns_max
@@ -406,7 +441,7 @@ class Trial:
         }
         asked = {
             (group, queue): max(one.node.offsets.query_pull(group, queue.topic, queue.queue_id) or 0 for one in servers)
-            for group in SUBSCRIBED
+            for group in self.history.subscribed
             for queue in queues
         }
         return Cut(self.world.now_s, ends, asked)
@@ -500,14 +535,29 @@ class Trial:
         began_s = self.world.now_s
         self.workload.is_on = self.world.is_resting = False
         self._live_until(began_s + 10)  # what is under way ends
+        self._count_survivors()
         peace_s = HASTY_PEACE_S if self._is_hasty else PEACE_S
         while unfinished(self.history) and self.world.now_s < began_s + peace_s:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
             self.world.is_resting = self.world.now_s > began_s + BUSY_PEACE_S
+        last_s = max(self.history.pops.exhausted.values(), default=0.0)
+        while self.world.now_s < last_s + LAST_POP_S:  # then they are dead letters
+            self._live_until(self.world.now_s + LOOK_EVERY_S)
         self.world.is_resting = True  # nobody waits for anything any more
         self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
         self._wait_for_slaves(began_s)
         self._weigh()
+
+    def _count_survivors(self) -> None:
+        """A power cut takes the end of a log. What is there all the same is to be delivered like everything else."""
+        history = self.history
+        for group in history.forgetful_cuts:
+            log = self.witness.log_of(self.roles.master_of(group))
+            end = log.end
+            for body, one in history.acknowledged.items():
+                is_below = one.place.queue.broker == group and one.physical_offset < end
+                if is_below and history.sent[body].kind.has_place and body in log.record(one.physical_offset):
+                    history.survivors.add(body)
 
     def _wait_for_slaves(self, began_s: float) -> None:
         """Until each has been seen with all of its master's log, which may still grow."""

@@ -4,6 +4,7 @@ p0 sends single messages, batches (to a topic of batches too), delayed ones (lev
 back. p1 sends by key, and is the operator: it makes the topics, gives them more queues, makes and deletes others, and
 sets groups back. t0 sends in transactions whose outcome stands in `History.decided`, as it would in a database. c0 and
 c1 share the group of concurrent listeners, c1 has the orderly one besides, c2 reads by lite pull and commits by itself.
+Where the plan says so, c0 and c2 consume by POP besides, message by message and FIFO (`popping.py`).
 Any of them may be killed and started again.
 
 Producers send in the bursts of the plan and wait for the next one in its rests. Some of p0's messages go out together,
@@ -37,6 +38,7 @@ from contrailmq.message import (
     create_unique_id,
     parse_offset_message_id,
 )
+from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from simulation.checker import RETRIES_MAX
 from simulation.cluster import Cluster
 from simulation.faults import Plan
@@ -45,10 +47,14 @@ from simulation.history import (
     DEALS,
     KEEPERS,
     LATER,
+    LINERS,
     ORDERED,
     ORDERED_TAG,
     PASSING,
     PLAIN,
+    POP_TRIES_MAX,
+    POPPED,
+    POPPERS,
     READERS,
     SUBSCRIBED,
     TOPICS,
@@ -62,6 +68,7 @@ from simulation.history import (
     Sent,
 )
 from simulation.nodes import Node
+from simulation.popping import PopConsumer
 
 SIZES: Final = (0, 10, 200, 3000, 7000)
 LEVELS_S: Final = {1: 1.0, 2: 2.0, 3: 4.0, 4: 7.0}  # of cluster.SHORT_WAITS
@@ -78,6 +85,7 @@ TIMER_CHOICE: Final = 0.9
 RECALL_ODDS: Final = 0.3  # that a timer is taken back
 HURRIED_S: Final = 0.01
 KEYS: Final = 5
+LINE_TRIES_MAX: Final = 1000  # of the FIFO group: answers get lost, and nothing is to be passed over
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
 LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
 
@@ -102,7 +110,9 @@ class Workload:
         self.is_hurried = False  # p0 sends many at once, without a pause: a log file is to be full soon
         self.is_fickle = False  # p0 sends timers and takes all of them back
         self._has_topics = False
+        self._groups: set[str] = set()
         self._numbers: Counter[str] = Counter()
+        self._popping: list[asyncio.Task[None]] = []
         self.mains = {
             "p0": self._send_mixed,
             "p1": self._send_ordered,
@@ -309,7 +319,17 @@ class Workload:
                 except ContrailError:
                     pass
                 await asyncio.sleep(1.0)
+        for group, tries in ((POPPERS, POP_TRIES_MAX), (LINERS, LINE_TRIES_MAX)) if self._plan.pops else ():
+            await self._make_group(admin, SubscriptionGroupConfig(group_name=group, retry_max_times=tries))
         self._has_topics = True
+
+    async def _make_group(self, admin: aio.Admin, config: SubscriptionGroupConfig) -> None:
+        while config.group_name not in self._groups:
+            try:
+                await admin.create_group(config)
+                self._groups.add(config.group_name)
+            except ContrailError:
+                await asyncio.sleep(1.0)
 
     async def _wait_for_topics(self) -> None:
         """Nobody sends before: brokers would make topics by themselves, with other numbers of queues."""
@@ -350,6 +370,7 @@ class Workload:
     # --- consumers
 
     async def _work(self, node: Node) -> None:
+        self._pop(node)
         await self._push(node, WORKERS)
         await asyncio.Event().wait()
 
@@ -357,6 +378,24 @@ class Workload:
         await self._push(node, WORKERS)
         await self._push(node, KEEPERS)
         await asyncio.Event().wait()
+
+    def _pop(self, node: Node) -> None:
+        for group, topics in POPPED.items() if self._plan.pops else ():
+            for topic in topics:
+                consumer = PopConsumer(
+                    node,
+                    group,
+                    topic,
+                    namesrv=self._cluster.namesrv,
+                    history=self.history,
+                    chance=random.Random(f"{group} {topic} {node.name} {node.process_id} of {self._plan.seed}"),
+                    may_fail=lambda: self.is_on,
+                )
+                self._popping.append(asyncio.get_running_loop().create_task(self._pop_when_ready(consumer)))
+
+    async def _pop_when_ready(self, consumer: PopConsumer) -> None:
+        await self._wait_for_topics()
+        await consumer.run()
 
     async def _push(self, node: Node, group: str) -> None:
         chance, history = self._chance(node), self.history
@@ -396,6 +435,7 @@ class Workload:
 
     async def _read(self, node: Node) -> None:
         chance, member = self._chance(node), f"{node.name}-{node.process_id}"
+        self._pop(node)
 
         def make() -> aio.LitePullConsumer:
             first = ConsumeFromWhere.FIRST_OFFSET
