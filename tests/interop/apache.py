@@ -32,7 +32,7 @@ VERSION = "5.5.0"
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / ".interop"
 SOURCES = Path(__file__).resolve().parent / "java"
-START_SECONDS = 90.0
+START_SECONDS = 240.0  # of a JVM, where many are busy
 
 _OPENS = [
     f"--add-{kind}={target}=ALL-UNNAMED"
@@ -47,8 +47,7 @@ _OPENS = [
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>interop</groupId><artifactId>interop</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
 _DEPENDENCY = (
-    "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-{}</artifactId>"
-    "<version>{}</version></dependency>"
+    "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
 )
 
 
@@ -64,30 +63,44 @@ def find_jars(version: str = VERSION) -> Path:
 
     ROCKETMQ_LIB has those of VERSION. Of another release there are a NameServer and a broker.
     """
-    for tool in ("java", "javac"):
-        if shutil.which(tool) is None:
-            raise Missing(f"{tool} is not on PATH: install a JDK (11 or newer)")
     given = os.environ.get("ROCKETMQ_LIB") if version == VERSION else None
-    lib = Path(given) if given else KEPT / f"rocketmq-{version}"
-    if any(lib.glob("rocketmq-broker-*.jar")):
-        return lib
     if given:
-        raise Missing(f"ROCKETMQ_LIB={given} holds no rocketmq-broker jar")
+        _need_java()
+        if not any(Path(given).glob("rocketmq-broker-*.jar")):
+            raise Missing(f"ROCKETMQ_LIB={given} holds no rocketmq-broker jar")
+        return Path(given)
+    modules = ("namesrv", "broker", *(("tools", "example") if version == VERSION else ()))
+    return fetch_jars(f"rocketmq-{version}", [(f"rocketmq-{module}", version) for module in modules])
+
+
+def fetch_jars(name: str, artifacts: Sequence[tuple[str, str]]) -> Path:
+    """The folder `name` with these artifacts of Apache's and what they need, through Maven, once."""
+    _need_java()
+    lib = KEPT / name
+    if (lib / "complete").exists():
+        return lib
     if shutil.which("mvn") is None:
         raise Missing("mvn is not on PATH and ROCKETMQ_LIB is not set: install Maven, or point it to a folder of jars")
     lib.mkdir(parents=True, exist_ok=True)
     # Tests run in several processes: one of them fetches, the others wait for it.
     with (lib.parent / "fetching").open("w") as lock, tempfile.TemporaryDirectory() as work:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if any(lib.glob("rocketmq-broker-*.jar")):
+        if (lib / "complete").exists():
             return lib
-        modules = ("namesrv", "broker", *(("tools", "example") if version == VERSION else ()))
-        Path(work, "pom.xml").write_text(_POM.format("".join(_DEPENDENCY.format(m, version) for m in modules)))
+        dependencies = "".join(_DEPENDENCY.format(artifact, version) for artifact, version in artifacts)
+        Path(work, "pom.xml").write_text(_POM.format(dependencies))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
         done = subprocess.run([*command, f"-DoutputDirectory={lib}"], cwd=work, capture_output=True, text=True)
-    if done.returncode:
-        raise Missing(f"Maven could not fetch Apache RocketMQ {version}: {done.stdout[-500:]}")
+        if done.returncode:
+            raise Missing(f"Maven could not fetch {name}: {done.stdout[-500:]}")
+        (lib / "complete").touch()
     return lib
+
+
+def _need_java() -> None:
+    for tool in ("java", "javac"):
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} is not on PATH: install a JDK (11 or newer)")
 
 
 def _has_route(port: int) -> bool:
@@ -237,6 +250,23 @@ class Apache:
             env=self.environment(),
             ready=lambda text: "boot success" in text and all(map(_has_route, ports)),
         )
+
+    def proxy(self, namesrv: str, port: int) -> Program:
+        """Apache's proxy in cluster mode, gRPC on `port`, in front of the brokers of DefaultCluster."""
+        jars = fetch_jars(f"rocketmq-proxy-{VERSION}", [("rocketmq-proxy", VERSION)])
+        values = {
+            "rocketMQClusterName": "DefaultCluster",
+            "proxyMode": "CLUSTER",
+            "namesrvAddr": namesrv,
+            "grpcServerPort": port,
+            "remotingListenPort": free_port(),
+            "localServeAddr": "127.0.0.1",
+        }
+        conf = self.work / f"proxy-{port}.json"
+        conf.write_text(json.dumps(values))
+        command = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Duser.home={self.work}"]
+        command += [*_OPENS, "-cp", f"{jars}/*", "org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(conf)]
+        return Program(command, port=port, log=self.work / f"proxy-{port}.log", env=self.environment())
 
     @contextmanager
     def cluster(self, **settings: object) -> Iterator[tuple[str, Program]]:

@@ -10,6 +10,8 @@ from apache import Apache, facts
 
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Java client (remoting)", "5.5.0")
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -70,6 +72,7 @@ deleteSubGroup -c DefaultCluster -g AdmG
 deleteTopic -c DefaultCluster -t AdmT"""
 
 
+@pytest.mark.program("mqadmin", "5.5.0")
 def test_mqadmins_everyday_commands(rocketmq: Apache, cluster: LocalCluster) -> None:
     """Every command ends without an exception, and what it prints shows what the commands before it did."""
     commands = COMMANDS.format(broker=cluster.broker_addresses[0]).splitlines()

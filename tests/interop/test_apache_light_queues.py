@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from apache import Apache, Program
 
 from contrailmq import Message, MessageQueue, Producer
@@ -11,6 +12,8 @@ from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.records import decode_messages
 from contrailmq.message import StoredMessage
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 SETTINGS = {"enableLmq": "true", "enableMultiDispatch": "true", "mappedFileSizeConsumeQueue": 1200}
 NAMES = ("%LMQ%all", "%LMQ%some")

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from apache import Apache
 
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer, SendStatus
 from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 WAIT_S = 150.0
 FILE_BYTES = 1024 * 1024

@@ -18,7 +18,12 @@ from contrailmq import Message, Producer
 from contrailmq.testing import LocalCluster
 
 PROGRAM = Path(__file__).parent / "cpp" / "client.py"
-PACKAGES = ["rocketmq==0.4.4", "rocketmq-client-python==0.5.0rc2"]
+PACKAGES = [
+    pytest.param(
+        f"{name}=={version}", marks=pytest.mark.program(f"Python client {name} (C++, remoting)", version), id=version
+    )
+    for name, version in (("rocketmq", "0.4.4"), ("rocketmq-client-python", "0.5.0rc2"))
+]
 
 
 @pytest.fixture(scope="module", params=PACKAGES)

@@ -12,6 +12,8 @@ from apache import facts
 
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Go client (remoting)", "2.1.2")
+
 SOURCE = Path(__file__).parent / "go"
 
 

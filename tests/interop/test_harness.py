@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from apache import Apache, facts
+
+pytestmark = pytest.mark.program("Java client (remoting)", "5.5.0")
 
 
 def test_apaches_own_producer_and_consumer_work_here(rocketmq: Apache) -> None:

@@ -9,6 +9,8 @@ from apache import Apache, facts
 
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Java client (remoting)", "5.5.0")
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -101,6 +103,7 @@ MQADMIN = [
 ]
 
 
+@pytest.mark.program("mqadmin", "5.5.0")
 def test_mqadmin_everyday_commands(rocketmq: Apache, cluster: LocalCluster) -> None:
     rocketmq.client("produce", cluster.namesrv, "JavaAdmin", "8")
     rocketmq.client("consume", cluster.namesrv, "java_admin", "JavaAdmin", "*", "8", "concurrent")

@@ -7,6 +7,7 @@ import queue
 import time
 from pathlib import Path
 
+import pytest
 from apache import Apache
 
 from contrailmq import (
@@ -20,6 +21,8 @@ from contrailmq import (
 )
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 WAIT_S = 120.0
 LEVELS = "1s 20s"
@@ -39,6 +42,8 @@ APACHES = {
     "transactionTimeOut": 1000,
 }
 
+BUSY_S = 60.0  # for a machine that is busy, not a duration
+
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -46,7 +51,7 @@ def _now_ms() -> int:
 
 def _leave_waiting(namesrv: str) -> int:
     """Put messages that wait; the time of the timers that are due last."""
-    with Producer("later", namesrv=namesrv) as producer:
+    with Producer("later", namesrv=namesrv, send_timeout_s=BUSY_S) as producer:
         producer.send(Message("Later", b"was due", delay_level=1))
         deliver_ms = _now_ms() + 45_000  # on a busy machine a broker of Apache takes half a minute to start
         producer.send(Message("Later", b"level", delay_level=2))
@@ -58,6 +63,7 @@ def _leave_waiting(namesrv: str) -> int:
     unknown = TransactionProducer(
         "ledger",
         namesrv=namesrv,
+        send_timeout_s=BUSY_S,
         execute=lambda m, a: TransactionState.UNKNOWN,
         check=lambda m: TransactionState.UNKNOWN,
     )
@@ -75,6 +81,7 @@ def _received(namesrv: str, count: int, *, may_repeat: frozenset[bytes] = frozen
     answer = TransactionProducer(
         "ledger",
         namesrv=namesrv,
+        send_timeout_s=BUSY_S,
         execute=lambda message, _: TransactionState.ROLLBACK,
         # Apache may ask about the one that was rolled back: its op message is written three seconds later.
         check=lambda message: TransactionState.COMMIT if message.body == b"half" else TransactionState.ROLLBACK,
@@ -132,7 +139,7 @@ def test_apache_delivers_the_rest_of_a_tick_in_which_our_broker_was_stopped(rock
     names = {b"tick %d" % number for number in range(40)}
     with LocalCluster(store=tmp_path, config=OURS) as cluster:
         broker = cluster.broker()
-        with Producer("later", namesrv=cluster.namesrv) as producer:
+        with Producer("later", namesrv=cluster.namesrv, send_timeout_s=BUSY_S) as producer:
             tick_ms = (_now_ms() // 1000 + 5) * 1000
             for name in names:
                 number = int(name.split()[1])

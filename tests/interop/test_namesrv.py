@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from apache import Apache, facts
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 _LOGGING = re.compile(r"\|-(INFO|WARN|ERROR) in |^(RocketMQLog|OpenJDK|SLF4J)")
 

@@ -17,6 +17,8 @@ from apache import facts
 from contrailmq import Admin, Message, Producer
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Node client ali-ons (remoting)", "3.12.0")
+
 SOURCE = Path(__file__).parent / "node"
 
 

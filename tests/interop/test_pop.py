@@ -21,6 +21,8 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.pop_strings import PopHandle
 from contrailmq.wire.transport import RemotingClient
 
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
+
 POP, ACK, CHANGE = 200050, 200051, 200053
 GUARD_S = 180.0
 
@@ -162,6 +164,7 @@ def test_messages_that_came_again_under_our_broker_do_not_under_apaches(rocketmq
             assert run(broker, lambda consumer: consumer.drain(set(), 12.0)) == {}
 
 
+@pytest.mark.program("Java client (remoting)", "5.5.0")
 @pytest.mark.parametrize("mode", ["pop", "pop-retry"])
 def test_apaches_push_consumer_pops_from_our_broker(rocketmq: Apache, tmp_path: Path, mode: str) -> None:
     """clientRebalance=false: the broker assigns queue -1 in mode POP, and the client acknowledges each message."""

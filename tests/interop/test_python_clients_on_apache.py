@@ -12,6 +12,8 @@ from client.test_end_to_end import *  # noqa: F403 -- the same tests, other fixt
 from client.waiting import wait_until
 from contrailmq import Admin
 
+pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
+
 
 @pytest.fixture(scope="module")
 def cluster(rocketmq: Apache) -> Iterator[SimpleNamespace]:

@@ -12,6 +12,8 @@ from contrailmq import Message, Producer
 from contrailmq.store import StoreConfig, repair_store
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
+
 FILE_BYTES = 64 * 1024
 SIZES = {
     "mappedFileSizeCommitLog": str(FILE_BYTES),

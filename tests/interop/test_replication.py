@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from apache import Apache, Program, facts, our_broker
 
 from contrailmq import Admin, Message, Producer, SendStatus
@@ -15,6 +16,8 @@ from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import HaConnectionInfo
 from free_ports import free_port
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 WAIT_S = 90.0
 

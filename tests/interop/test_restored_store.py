@@ -16,6 +16,8 @@ from contrailmq.spark.jobs.restore import restore
 from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
+
 FILE_BYTES = 64 * 1024
 SIZES = {"mappedFileSizeCommitLog": str(FILE_BYTES), "maxMessageSize": "16384"}
 INDEX = {"maxHashSlotNum": "5000000", "maxIndexNum": "20000000"}  # Apache's defaults, which the new index has

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from apache import Apache, our_broker
 
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer
@@ -17,6 +18,8 @@ from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from free_ports import free_port
+
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
 WAIT_S = 150.0  # Apache's slave asks for its tables when it has run for a minute
 TABLES = {

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from apache import Apache
 
+pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
+
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
@@ -101,6 +103,65 @@ def test_a_driver_that_died_between_two_ends_is_taken_up_where_it_was(settings: 
     assert bodies(settings.namesrv, settings.topic) == made(0)
     Committer(replace(settings)).recover()
     assert bodies(settings.namesrv, settings.topic) == made(0)
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    import contrailmq.spark
+
+    session = contrailmq.spark.session(
+        "interop",
+        master="local[2,3]",
+        spark_driver_memory="1g",
+        **{
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+        },
+    )
+    yield session
+    session.stop()
+
+
+def test_whole_micro_batches_of_spark_are_visible_once(
+    spark: Any, settings: SinkSettings, cluster: SimpleNamespace, tmp_path: Path
+) -> None:
+    """From topic to topic through Spark. The first attempt of each task fails after its last row; then a restart."""
+    from pyspark import TaskContext
+
+    assert settings.topic is not None
+    source_topic = "MicroBatches"
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(source_topic, queues=2)
+
+    def send(first: int) -> None:
+        with Producer("micro", namesrv=cluster.namesrv) as producer:
+            for body in made(first):
+                producer.send(Message(source_topic, body))
+
+    def failing(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails")
+
+    def run() -> int:
+        reader = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv)
+        reader = reader.option("subscribe", source_topic).option("startingOffsets", "earliest")
+        rows = reader.option("maxOffsetsPerTrigger", "50").load().select("body").mapInArrow(failing, "body binary")
+        writer = rows.writeStream.format("rocketmq").option("nameServer", cluster.namesrv)
+        writer = writer.option("topic", settings.topic).option("delivery", "exactly-once")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return len([progress for progress in query.recentProgress if progress.numInputRows])
+
+    send(0)
+    assert run() >= 2
+    assert bodies(cluster.namesrv, settings.topic) == made(0)
+    send(ROWS)
+    run()
+    assert bodies(cluster.namesrv, settings.topic) == made(0) + made(ROWS)
 
 
 def test_tags_keys_and_queues_leave_out_what_a_filter_would(cluster: SimpleNamespace) -> None:

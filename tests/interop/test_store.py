@@ -17,6 +17,8 @@ from apache import ROOT, Apache
 from contrailmq import Message
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 
+pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
+
 SIZES = {
     "mapped_file_size_commit_log": 128 * 1024,
     "mapped_file_size_consume_queue": 1200,

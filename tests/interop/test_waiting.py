@@ -12,6 +12,8 @@ from contrailmq import Message, Producer
 from contrailmq.store import Files
 from contrailmq.testing import LocalCluster
 
+pytestmark = pytest.mark.program("Java client (remoting)", "5.5.0")
+
 SYNC_MS = 700
 WAITING = ["WAIT=true", "NOWAIT=false", "XWAIT=false", "WAIT=falsely", "WAITS=false", "wait=false"]
 
@@ -29,7 +31,7 @@ def test_javas_producer_waits_for_the_sync_unless_wait_is_false(
         sync(self, descriptor)
 
     with LocalCluster(config={"flushDiskType": "SYNC_FLUSH"}) as cluster:
-        with Producer("ours", namesrv=cluster.namesrv) as producer:
+        with Producer("ours", namesrv=cluster.namesrv, send_timeout_s=60.0) as producer:
             producer.send(Message(f"Waiting{form}", b"the topic and the first log file are there"))
         monkeypatch.setattr(Files, "sync", slow_sync)
         told = rocketmq.run(
