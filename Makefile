@@ -5,14 +5,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/.spark-classes
-EXTRAS := console,spark,redis,otel,delta,iceberg,avro,protobuf,dev
+EXTRAS := console,spark,redis,otel,delta,iceberg,avro,protobuf,docs,dev
 
 # Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
 NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11) or sys.exit("ContrailMQ needs \
 Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compile pure wheels simulate test-plain demo up screenshots bench test test-long interop check types test-types tidy lint clean
+.PHONY: help install compile pure wheels simulate test-plain demo up docs screenshots bench test test-long interop check types test-types tidy lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ demo: $(STAMP)  ## The main job, end to end, in a temporary directory
 up: $(STAMP)    ## A NameServer and a broker in the foreground, until Ctrl-C
 	@echo "==> contrailmq up"
 	@$(BIN)/contrailmq up
+
+docs: $(STAMP)  ## The documentation as a site, in build/site
+	@echo "==> docs"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(STAMP) ## What things cost here (the codec; `python -m bench --help` lists the others)
 	@echo "==> benchmarks"
@@ -104,16 +108,18 @@ test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, what 
 	@mkdir -p build
 	@$(SIMULATE) --seeds $(LONG_SEEDS) --minutes $(MINUTES) --save build/simulation.jsonl --resume --brief
 
-# Apache's programs wait most of the time, for a retry or for a slave's minute.
+# Apache's programs wait most of the time, for a retry or for a slave's minute. INTEROP names some of the files.
+INTEROP ?= tests/interop
 interop: JOBS = $(shell expr $(CORES) + $(CORES))
-interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips with the reason where they are missing)
+interop: $(STAMP) ## Against Apache's own programs, and write docs/compatibility.md (needs Java and Maven; else skips with the reason)
 	@echo "==> interop"
-	@$(PYTEST) $(AT_ONCE) tests/interop
+	@$(PYTEST) -p interop_page $(AT_ONCE) $(INTEROP)
 
 check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools bench
 	@echo "==> ruff check";              $(BIN)/ruff check src tests tools bench
 	@echo "==> blocking clients";        $(BIN)/python tools/blocking_clients.py --check
+	@echo "==> page of admin";           $(BIN)/python tools/admin_page.py --check
 	@$(MAKE) --no-print-directory --jobs 2 types test-types tidy
 
 # Two at once: each takes one core for half a minute in a fresh clone.

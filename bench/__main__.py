@@ -297,12 +297,38 @@ def apache_programs(
     show("Apache's benchmark programs, ours / the other's (ratio)", figures, as_json=as_json)
 
 
+@app.command("pop")
+def pop(
+    lib: Jars = _JARS,
+    ours: Ours = None,
+    other: Other = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of each broker, alternating.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 6.0,
+    messages: Annotated[int, typer.Option(help="In the topic; a round ends early without enough.", min=1)] = 100_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """POP and acknowledgement over remoting, beside Apache's broker."""
+    from bench.mixed import OURS, NotDelivered, Settings
+    from bench.pop import measure_pop
+
+    settings = Settings(
+        lib, ours or OURS, other, rounds=rounds, seconds=seconds, warm_seconds=seconds, directory=directory
+    )
+    try:
+        figures = measure_pop(settings, messages=messages)
+    except NotDelivered as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+    show("POP and acknowledgement, ours / the other's (ratio)", figures, as_json=as_json)
+
+
 @app.command("spark")
 def spark(
     count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
     body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
     is_mixed: Annotated[
-        bool, typer.Option("--mixed", help="64 topics, sizes and properties that vary; not beside Kafka.")
+        bool, typer.Option("--mixed", help="Sizes and properties that vary, in 64 topics; in one beside Kafka.")
     ] = False,
     master: Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")] = None,
     kafka: Annotated[
@@ -338,6 +364,7 @@ def spark(
             rounds=rounds,
             directory=directory,
             java_options=java_options,
+            is_mixed=is_mixed,
         )
         show("spark beside kafka", compared, as_json=as_json)
         return

@@ -28,7 +28,7 @@ KAFKA_VERSION: Final = "4.3.1"
 _SCALA: Final = "2.13"
 _TOKENS: Final = ("org.apache.spark", f"spark-token-provider-kafka-0-10_{_SCALA}", "4.0.0")
 # What the package and its Spark part import.
-_OURS: Final = "pandas pyarrow numpy msgspec typer rich lz4 zstandard zlib-ng prometheus-client uvloop"
+_OURS: Final = "pandas pyarrow numpy msgspec typer rich lz4 zstandard zlib-ng prometheus-client uvloop librt"
 # Spark's own pom sends Maven to a mirror of Central first, and Maven gives up where that one is out of reach. What a
 # project says of a repository goes before what its dependencies say: the mirror is off, and Maven's settings decide.
 _POM: Final = """<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId><artifactId>local</artifactId>

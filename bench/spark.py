@@ -36,6 +36,7 @@ _TRICKLE_TARGET_MS: Final = 1000
 def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: str | None) -> dict[str, object]:
     """Run every case once after a warm-up on the same log; gives name -> figures."""
     import contrailmq.spark
+    from bench.spark_lake import measure_lake
     from contrailmq.spark.jobs.archive import archive
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
@@ -72,6 +73,7 @@ def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: s
         with CpuMeter() as meter:
             for name, case in cases.items():
                 figures[name] = _timed(case, count, log_bytes, meter)
+            figures |= measure_lake(spark, folder, store, count=count, meter=meter)
         pool.close()
         figures["reading with a second core"] = _second_core(noop)
         figures["one message, topic -> Spark -> topic"] = _trickle(spark, folder)

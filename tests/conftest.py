@@ -40,6 +40,8 @@ LONGEST = (
     "spark/test_large_logs.py",
     "spark/test_away.py",
     "broker/test_clock_jumps.py",
+    "interop/test_migration.py",
+    "interop/test_grpc_clients.py",
     "interop/test_slave.py",
     "interop/test_python_retries_on_apache.py",
     "interop/test_python_clients_on_apache.py",
@@ -76,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if build.is_stale:
         os.environ[PURE] = "1"  # said once, here; what tests start need not say it again
     spark_java.for_our_sessions()
+    config.addinivalue_line("markers", "program(name, version): what a test of tests/interop runs (interop_page.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,8 +17,9 @@ from contrailmq.store.queues.queue_unit import pack_unit
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-# Python's build, bench/compare.py, spark-submit
+# Python's build, bench/compare.py, spark-submit, systemctl, kubectl
 OF_OTHER_PROGRAMS = {"--enable-optimizations", "--with-lto", "--ours", "--sync", "--py-files", "--each"}
+OF_OTHER_PROGRAMS |= {"--now", "--from-file"}
 ROOMS = [ROOT, *(path for path in (ROOT / "src").rglob("*") if path.is_dir())]
 
 
@@ -33,7 +34,7 @@ def found_command(words: list[str]) -> Any:
 
 
 def options_of(command: Any) -> set[str]:
-    return {option for parameter in command.params for option in parameter.opts}
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def all_options(command: Any) -> set[str]:
@@ -43,7 +44,7 @@ def all_options(command: Any) -> set[str]:
 
 def test_every_command_in_the_guides_exists_with_its_options() -> None:
     said = "\n".join(guide.read_text() for guide in GUIDES)
-    told = re.findall(rf"\bcontrailmq ((?:{'|'.join(COMMANDS)})(?: [a-z|]+)*)((?: [^`#'\n]*)?)", said)
+    told = re.findall(rf"\bcontrailmq ((?:{'|'.join(COMMANDS)})(?: [a-z][a-z|-]*)*)((?: [^`#'\n]*)?)", said)
     assert len(told) > 30
     for calls, rest in told:
         *words, last = calls.split()

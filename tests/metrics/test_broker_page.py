@@ -197,7 +197,7 @@ def test_a_taken_port_stops_the_start_and_names_the_setting(tmp_path: Path) -> N
 
 def test_the_guide_lists_every_instrument_with_kind_unit_and_labels() -> None:
     guide = (ROOT / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", guide, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \|", guide, re.MULTILINE)
     listed = {(name, kind, labels.strip()) for name, kind, labels in rows}
     expected = {
         (each.scraped_name, each.kind.value, " ".join(each.labels))
