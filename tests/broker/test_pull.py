@@ -511,6 +511,32 @@ def test_a_reset_reaches_a_held_pull(bench: Bench) -> None:
     assert offsets(answer)[1] == 0
 
 
+@pytest.mark.parametrize("readable", [0, 2])
+def test_who_has_read_further_at_a_slave_than_the_disk_has_is_not_moved_back(tmp_path: Path, readable: int) -> None:
+    """With SYNC_FLUSH a message can be read when it is synced. A slave may have it sooner (seed 20 of one minute)."""
+    bench = Bench(tmp_path, flush_disk_type="SYNC_FLUSH")
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    bench.store.request_flush = lambda: None  # type: ignore[method-assign]
+    for _ in range(readable):
+        bench.tell(310, send_fields(), b"x", link=Link(2))
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    for _ in range(2):
+        bench.tell(310, send_fields(), b"y", link=Link(2))
+    (answer,) = bench.pull(offset=readable + 2)
+    assert (answer.code, offsets(answer)[1:]) == (ResponseCode.PULL_NOT_FOUND, (readable + 2, 0, readable))
+    (beyond,) = bench.pull(offset=readable + 3)
+    assert (beyond.code, offsets(beyond)[1]) == (ResponseCode.PULL_OFFSET_MOVED, readable)
+    consumer = Link(1)
+    assert bench.pull(offset=readable + 2, link=consumer, sysFlag=SUSPEND) == []
+    bench.tell(310, send_fields(), b"z", link=Link(2))
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    (found,) = consumer.take()
+    assert [message.body for message in records(found.body)] == [b"z"]
+    bench.close()
+
+
 def test_a_held_pull_of_a_topic_that_is_deleted_is_answered_so_at_once(bench: Bench) -> None:
     bench.send()
     other = Link(2)

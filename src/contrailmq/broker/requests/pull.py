@@ -82,6 +82,11 @@ _TEMPLATES: Final = {
 _FOUND: Final = _TEMPLATES[ResponseCode.SUCCESS]
 _NOT_FOUND: Final = ResponseCode.PULL_NOT_FOUND
 _AT_THE_END: Final = GetStatus.OFFSET_OVERFLOW_ONE
+_BEYOND_THE_END: Final = (
+    GetStatus.OFFSET_OVERFLOW_BADLY,
+    GetStatus.NO_MESSAGE_IN_QUEUE,
+    GetStatus.NO_MATCHED_LOGIC_QUEUE,
+)
 assert _CODES[_AT_THE_END] is _NOT_FOUND
 
 
@@ -337,9 +342,12 @@ class PullProcessor:
         node.statistics.get_missed.value += 1
         if status is _AT_THE_END:  # as a rule
             code = _NOT_FOUND
+        elif status in _BEYOND_THE_END and self._reader.is_logged(pull.topic.name, pull.queue_id, pull.offset):
+            # Under SYNC_FLUSH readers see what is synced, and a slave may have shown to them what is not yet: it is
+            # coming. RocketMQ's masters show at once what they have, and move back who is ahead of their queues.
+            code, next_offset = _NOT_FOUND, pull.offset
         elif status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
-            code = _NOT_FOUND if pull.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
-            next_offset = 0
+            code, next_offset = ResponseCode.PULL_OFFSET_MOVED, 0
         else:
             code = _CODES[status]
         if node.is_slave:

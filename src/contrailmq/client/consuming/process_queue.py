@@ -72,6 +72,12 @@ class ProcessQueue:
         return next(iter(self._messages)), next(reversed(self._messages))
 
     @property
+    def first_offset(self) -> int | None:
+        """Of the first message that is not done, in whichever hands; None when all are."""
+        first = [next(iter(part)) for part in (self._consuming, self._messages) if part]
+        return min(first, default=None)
+
+    @property
     def consuming_count(self) -> int:
         return len(self._consuming)
 

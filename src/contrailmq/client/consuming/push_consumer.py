@@ -294,7 +294,7 @@ class PushConsumer(GroupConsumer):
                 await asyncio.sleep(self._after_failure(assignment, exc))
                 continue
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
-                self._running().spawn(self._repair_offset(assignment, pulled.next_offset), "repair-offset")
+                self._running().spawn(self._repair_offset(assignment, pulled), "repair-offset")
                 return
             self._take_pulled(assignment, pulled)
 
@@ -386,8 +386,16 @@ class PushConsumer(GroupConsumer):
         instance.refresh_soon(assignment.queue.topic)
         return self.options.pull_retry_delay_s
 
-    async def _repair_offset(self, assignment: Assignment, offset: int) -> None:
-        """The broker has no such offset (deleted, or reset there): begin where it says."""
+    async def _repair_offset(self, assignment: Assignment, pulled: Pulled) -> None:
+        """The broker has no such offset (deleted, or reset there): begin where it says.
+
+        A queue that ends before what was read of it has lost its end, or not got it back yet. Nobody wants anything to
+        be passed over then: what listeners still have comes again. (Java's client commits what the broker says, and
+        when its listeners fail, nobody gets those messages again.)
+        """
+        offset, first = pulled.next_offset, assignment.cache.first_offset
+        if pulled.max_offset < assignment.next_offset and first is not None:
+            offset = min(offset, first)
         _log.warning("queue %s has no offset %d, it begins at %d", assignment.queue, assignment.next_offset, offset)
         store = self._offsets()
         assignment.cache.is_dropped = True

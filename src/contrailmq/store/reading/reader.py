@@ -168,6 +168,10 @@ class Reader:
         queue = self._queues.get(topic, queue_id)
         return queue is None or queue.max_offset < self._log.next_offset(topic, queue_id)
 
+    def is_logged(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the log has all messages of a queue before `offset`, readable by now or not."""
+        return 0 <= offset <= self._log.next_offset(topic, queue_id)
+
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
         queue = self._find(topic, queue_id, offset)
@@ -175,12 +179,8 @@ class Reader:
             return False
         units = queue.read_units(offset, 1)
         if not by_distance:
-            return bool(units) and self._is_unit_on_disk(units)
+            return bool(units) and self._is_place_on_disk(read_i64_be(units, 0))
         return bool(units) and self._log.max_offset - read_i64_be(units, 0) > self._distance_in_memory
-
-    def _is_unit_on_disk(self, units: bytes) -> bool:
-        """Is the record of the first unit on disk?"""
-        return self._is_place_on_disk(read_i64_be(units, 0))
 
     def _is_place_on_disk(self, physical_offset: int) -> bool:
         if self._log.min_offset >= self.residency.fresh_from:
@@ -301,7 +301,7 @@ class Reader:
             if queue.doubts and queue.is_doubtful_at(offset):
                 return None
             first = queue.read_units(offset, 1)
-            if first and self._is_unit_on_disk(first):
+            if first and self._is_place_on_disk(read_i64_be(first, 0)):
                 return None
             checks = self._are_units_to_be_checked(first)
             known = self._known_sound(queue)
@@ -312,7 +312,7 @@ class Reader:
         if queue.doubts and queue.is_doubtful_at(offset):
             return None  # a file has to be compared first
         units = queue.read_units(offset, max(1, limits[1]))
-        if units and self._is_unit_on_disk(units):
+        if units and self._is_place_on_disk(read_i64_be(units, 0)):
             return None
         checks = self._are_units_to_be_checked(units) and not covers(
             self._known_sound(queue), offset, offset + len(units) // CONSUME_QUEUE_UNIT_BYTES
