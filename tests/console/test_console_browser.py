@@ -344,6 +344,60 @@ def test_messages_are_found_in_four_ways_and_wrong_input_is_one_sentence(page: A
     keep(page, "message")
 
 
+def test_a_body_is_shown_by_a_schema_file_that_is_given_in_the_page_and_a_wrong_one_is_said(
+    page: Any, console: str, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The text of the schema and of the body are hostile too; the page fixture fails when any of it ran."""
+    pytest.importorskip("fastavro")
+    note = HOSTILE.encode()
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic("Typed", queues=1)
+    with Producer("shop", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Typed", bytes([0x54]) + len(note * 2).to_bytes(1, "big") + b"\x01" + note))
+    fields = [{"name": "number", "type": "long"}, {"name": "note", "type": "string"}]
+    (right := tmp_path / "orders.avsc").write_text(json.dumps({"type": "record", "name": "O", "fields": fields}))
+    (wrong := tmp_path / "<b>wrong.avsc").write_text('"long"')
+    (none := tmp_path / "orders.exe").write_text("")
+    page.goto(f"{console}/message?topic=Typed&broker=broker-0&queue=0&offset=0")
+    give(page, wrong)
+    page.get_by_text("<b>wrong.avsc: the body does not fit the schema: ").wait_for()
+    assert page.get_by_role("tab", name="Avro").count() == 0
+    page.get_by_role("tab", name="Hex").click()
+    page.get_by_text("00000000  54").wait_for()
+    give(page, none)
+    page.get_by_text("a schema is one of .avsc,.proto").wait_for()
+    give(page, right)
+    page.get_by_text("Avro: orders.avsc", exact=True).wait_for()
+    page.get_by_text('"number": 42').wait_for()
+    page.reload()
+    page.get_by_text("Avro: orders.avsc", exact=True).wait_for()
+    assert page.evaluate(NAMELESS) == []
+
+
+def test_a_message_of_a_protobuf_schema_is_chosen(
+    page: Any, console: str, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc_tools")
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic("Protos", queues=1)
+    with Producer("shop", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Protos", b"\x08\x2a"))
+    text = 'syntax = "proto3"; message Paid { int64 number = 1; } message Refund { int64 back = 1; }'
+    (schema := tmp_path / "orders.proto").write_text(text)
+    page.goto(f"{console}/message?topic=Protos&broker=broker-0&queue=0&offset=0")
+    give(page, schema)
+    page.get_by_text('"number": "42"').wait_for()
+    page.get_by_label("Message of orders.proto").click()
+    page.get_by_role("option", name="Refund", exact=True).click()
+    page.get_by_text('"back": "42"').wait_for()
+
+
+def give(page: Any, schema: Path) -> None:
+    with page.expect_file_chooser() as opened:
+        button(page, "Give a schema file").click()
+    opened.value.set_files(schema)
+
+
 def choose(page: Any, way: str) -> None:
     page.get_by_label("Search by").click()
     page.get_by_role("option", name=way, exact=True).click()

@@ -42,6 +42,10 @@ def console(
         list[str] | None,
         typer.Option("--archive", metavar="DIR", help="Show how far this archive is; may be repeated."),
     ] = None,
+    schema_dir: Annotated[
+        Path | None,
+        typer.Option("--schema-dir", metavar="DIR", help="Schemas of bodies, by topic: Orders.avsc, Orders.proto."),
+    ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS with the cluster.")] = False,
     tls_ca: Annotated[Path | None, typer.Option("--tls-ca", help="CA that signed the servers' certificates.")] = None,
     log_level: Level = LogLevel.INFO,
@@ -67,17 +71,20 @@ def console(
         from contrailmq.console.server import ConsoleOptions
 
         client, reader = dict(tls_of_flags.get()), _archive_reader(archives)
-        options = ConsoleOptions(namesrv or "", listen, port, read_only, password, tuple(names or ()), client, reader)
+        options = ConsoleOptions(
+            namesrv or "", listen, port, read_only, password, tuple(names or ()), client, reader, schema_dir
+        )
         run_until_stopped(lambda stopped: _serve(options, stopped))
     except ContrailError as exc:
         failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
     except OSError as exc:
-        failed(
-            f"the console cannot listen on {listen} port {port}: {exc.strerror or exc}; choose another with --port",
-            is_json=log_json,
-        )
+        failed(_cannot_listen(listen, port, exc), is_json=log_json)
         raise typer.Exit(1) from exc
+
+
+def _cannot_listen(listen: str, port: int, exc: OSError) -> str:
+    return f"the console cannot listen on {listen} port {port}: {exc.strerror or exc}; choose another with --port"
 
 
 async def _serve(options: object, stopped: asyncio.Event) -> None:

@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from contrailmq.console import light_imports  # noqa: F401  first: it says what the next ones leave out
@@ -52,6 +53,7 @@ class ConsoleOptions:
     names: tuple[str, ...] = ()  # by which browsers may call it, besides numbers and localhost
     client: dict[str, Any] = field(default_factory=dict)  # TLS and credentials
     read_archives: ReadArchives | None = None
+    schemas: Path | None = None  # a directory of them
 
 
 class ConsoleServer:
@@ -66,6 +68,7 @@ class ConsoleServer:
             options.namesrv,
             is_read_only=options.is_read_only,
             read_archives=options.read_archives,
+            schemas=options.schemas,
             **options.client,
         )
         application = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Unpack
 
 from contrailmq.client.settings import ClientSettings
@@ -12,6 +13,7 @@ from contrailmq.console.model.messages import Messages
 from contrailmq.console.model.pending import Pending
 from contrailmq.console.model.pipeline import ReadArchives
 from contrailmq.console.model.sampling import Sampler
+from contrailmq.console.model.schemas import Schemas
 from contrailmq.console.model.settings import Settings
 from contrailmq.console.model.topics import Topics
 
@@ -25,6 +27,7 @@ class ConsoleModel:
         *,
         is_read_only: bool = False,
         read_archives: ReadArchives | None = None,
+        schemas: Path | None = None,
         **settings: Unpack[ClientSettings],
     ) -> None:
         self.namesrv = namesrv
@@ -34,6 +37,7 @@ class ConsoleModel:
         self.topics = Topics(self.asking, dict(settings))
         self.groups = Groups(self.asking)
         self.messages = Messages(self.asking, self.topics)
+        self.schemas = Schemas(schemas)
         self.letters = Letters(self.asking, self.topics)
         self.pending = Pending(self.asking)
         self.settings = Settings(self.asking)

@@ -17,7 +17,15 @@ from contrailmq.client.results import SendResult
 from contrailmq.console.model.asking import Asking, BrokerPlace, Seen
 from contrailmq.console.model.contents import BodyView, view_body
 from contrailmq.console.model.topics import Topics
-from contrailmq.message import ContrailError, MessageQueue, StoredMessage, SystemTopic
+from contrailmq.message import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    ContrailError,
+    MessageQueue,
+    Property,
+    StoredMessage,
+    SystemTopic,
+)
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, GroupList
 from contrailmq.wire.bodies import decode_body
 from contrailmq.wire.codes import RequestCode
@@ -70,11 +78,18 @@ class MessageDetail:
     topic: str
     properties: dict[str, str]
     body: BodyView
+    raw_body: bytes
     born_time_ms: int
     born_host: str
     store_host: str
     offset_message_id: str
     message: StoredMessage
+
+    @property
+    def body_topic(self) -> str:
+        """The topic whose schema the body has: of a retry or a dead letter the one that it was sent to."""
+        is_moved = self.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        return self.properties.get(Property.RETRY_TOPIC, self.topic) if is_moved else self.topic
 
 
 class Messages:
@@ -140,12 +155,13 @@ class Messages:
                 f"{queue.topic} has no message {offset} in queue {queue.queue_id} of {queue.broker_name}: "
                 "it was cleaned up, or the topic was deleted"
             )
-        message = found[0]
+        message, body = found[0], readable_body(found[0])
         return MessageDetail(
             row=row_of(message, queue),
             topic=message.topic,
             properties=dict(message.properties),
-            body=view_body(readable_body(message)),
+            body=view_body(body),
+            raw_body=body,
             born_time_ms=message.born_time_ms,
             born_host=str(message.born_host),
             store_host=str(message.store_host),

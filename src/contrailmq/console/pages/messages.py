@@ -13,6 +13,7 @@ from contrailmq.console.model.asking import Seen
 from contrailmq.console.model.console_model import ConsoleModel
 from contrailmq.console.model.messages import Found, MessageDetail, MessageRow, read_time
 from contrailmq.console.model.paging import paged
+from contrailmq.console.pages.bodies import BodyPart
 from contrailmq.console.pages.parts import (
     PagedTable,
     Row,
@@ -165,7 +166,7 @@ class MessagePage:
                 ui.button("Give to a member", icon="move_to_inbox", on_click=lambda: self._give(detail)).props(
                     "outline"
                 )
-        show_body(detail)
+        await BodyPart(self._model, detail).build()
         heading("Properties")
         more = {
             "born": f"{moment(detail.born_time_ms)} at {detail.born_host}",
@@ -242,24 +243,3 @@ class MessagePage:
 
             buttons(dialog, "Give", give)
         dialog.open()
-
-
-def show_body(detail: MessageDetail) -> None:
-    body = detail.body
-    heading(f"Body, {number(body.size_bytes)} bytes" + (", the first 64 KiB" if body.is_cut else ""))
-    with ui.tabs().props('align=left dense aria-label="How the body is shown"') as tabs:
-        if body.json_text:
-            ui.tab("JSON")
-        ui.tab("Text")
-        ui.tab("Hex")
-    first = "JSON" if body.json_text else "Text" if body.is_text else "Hex"
-    with ui.tab_panels(tabs, value=first).classes("full-width"):
-        for name, text in (("JSON", body.json_text), ("Text", body.text), ("Hex", body.hex_text)):
-            if text or name != "JSON":
-                with ui.tab_panel(name).classes("q-pa-sm"):
-                    plain_text(text)
-
-
-def plain_text(text: str) -> None:
-    """As it is, in lines: a label's text is never HTML."""
-    ui.label(text).classes("console-plain").props("tabindex=0")

@@ -44,6 +44,11 @@ def heading(text: str) -> None:
     ui.label(text).classes("text-h6").props("role=heading aria-level=2")
 
 
+def plain_text(text: str) -> None:
+    """As it is, in lines: a label's text is never HTML."""
+    ui.label(text).classes("console-plain").props("tabindex=0")
+
+
 async def asked(question: Awaitable[T]) -> T | None:
     """The answer, or None with an error on the page."""
     try:

@@ -8,8 +8,7 @@ from nicegui import ui
 
 from contrailmq.console.model.console_model import ConsoleModel
 from contrailmq.console.model.pipeline import ready_commands
-from contrailmq.console.pages.messages import plain_text
-from contrailmq.console.pages.parts import column, heading, plain_table, show_notes
+from contrailmq.console.pages.parts import column, heading, plain_table, plain_text, show_notes
 from contrailmq.console.pages.words import number
 
 SOURCES_SHOWN_MAX = 200
