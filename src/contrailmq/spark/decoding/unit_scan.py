@@ -3,7 +3,7 @@
 The queues are only a shortcut: the result is that of a walk over the whole range. The units of *all* queues together
 cover the log end to end, one for each record, so those of other topics say what can be skipped. Where they leave a gap
 (a queue that lags, lost files, records that never get a unit, the filler at a file's end), or contradict each other or
-their records, the log itself is walked.
+their records, the log itself is walked. Units of another time than is wanted are not followed (unit_places.py).
 """
 
 from __future__ import annotations
@@ -12,40 +12,21 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from contrailmq.message import SystemTopic, tags_code
 from contrailmq.message.codec import MAGIC_V1, MAGIC_V2
 from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.decoding.queue_units import QueueFiles, queue_files, read_places, read_units, units_between
-from contrailmq.spark.decoding.records import Int, Records, gather
+from contrailmq.spark.decoding.records import Bytes, Records, gather
 from contrailmq.spark.decoding.scan import BLOCK_ROWS, BadStretch, Range, scan
+from contrailmq.spark.decoding.unit_places import FAR_MS, Places, are_as_told, of_time
 from contrailmq.store.queues.consume_queue_ext import EXT_ADDRESS_MAX
 
 _GAPS_MAX: Final = 64  # in one range; each is a scan of its own
-Bool = npt.NDArray[np.bool_]
-
-
-class Places(NamedTuple):
-    """What units say of a range's records, in the order of the log."""
-
-    physical_offset: Int
-    size: Int
-    queue_offset: Int
-    queue_id: Int
-    is_wanted: Bool
-
-    def rows(self, chosen: slice | Int | Bool) -> Places:
-        physical_offset, size, queue_offset, queue_id, is_wanted = self
-        return Places(physical_offset[chosen], size[chosen], queue_offset[chosen], queue_id[chosen], is_wanted[chosen])
-
-    @property
-    def ends(self) -> Int:
-        return self.physical_offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +53,12 @@ class Wanted:
         is_wanted &= queue_offset >= choice.starting_offsets.get(key, 0)
         is_wanted &= queue_offset < choice.ending_offsets.get(key, 2**63 - 1)
         return Places(physical_offset, size, queue_offset, np.full(len(size), queue.queue_id), is_wanted)
+
+    def times_of(self, queue: QueueFiles) -> tuple[int, int]:
+        """From when to before when messages of a queue are wanted, in store time."""
+        choice, key = self.selection, (queue.topic, queue.queue_id)
+        begin_ms = max(choice.begin_ms, choice.starting_times_ms.get(key, 0))
+        return begin_ms, min(choice.end_ms, choice.ending_times_ms.get(key, FAR_MS))
 
     def _codes(self, topic: str) -> list[int] | None:
         """Tags codes that units of the topic must have; None for any."""
@@ -107,9 +94,8 @@ def scan_along_units(
 
 def _places_in(part: Range, store: str, wanted: Wanted) -> Places | None:
     """What the units of all queues say of a range; None where they say nothing, or something impossible."""
-    found: list[Places] = []
     try:
-        found.extend(wanted.units_of(queue, part.start, part.stop) for queue in queue_files(store))
+        found = list(_units_in(part, store, wanted))
     except FileNotFoundError:  # a running broker deletes old files; the log still has everything
         return None
     places = Places(*(np.concatenate(columns) for columns in zip(*found, strict=True))) if found else None
@@ -121,6 +107,23 @@ def _places_in(part: Range, store: str, wanted: Wanted) -> Places | None:
     is_within = part.start <= places.physical_offset[0] and places.physical_offset[-1] < part.stop
     are_apart = bool((places.ends[:-1] <= places.physical_offset[1:]).all())
     return places if is_within and are_apart and places.ends[-1] <= part.limit else None
+
+
+def _units_in(part: Range, store: str, wanted: Wanted) -> Iterator[Places]:
+    """What the units of each queue say of a range. Those of another time than is wanted are not wanted."""
+    data: Bytes | None = None
+    for queue in queue_files(store):
+        told, (begin_ms, end_ms) = wanted.units_of(queue, part.start, part.stop), wanted.times_of(queue)
+        if (begin_ms > 0 or end_ms < FAR_MS) and told.is_wanted.any():
+            data = _mapped(part) if data is None else data
+            told = of_time(data, part, told, begin_ms=begin_ms, end_ms=end_ms)
+        yield told
+
+
+def _mapped(part: Range) -> Bytes:
+    """The file of a range."""
+    with open(part.path, "rb") as file:
+        return np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), dtype=np.uint8)
 
 
 def bytes_along_units(part: Range, store: str, wanted: Wanted) -> int:
@@ -148,8 +151,7 @@ def _scan_told(part: Range, told: Places, *, check_crc: bool, block_bytes: int) 
         # There is no other record between these: walking the log from first to last costs less.
         yield from _walk(part, wanted, check_crc=check_crc, block_bytes=block_bytes)
         return
-    with open(part.path, "rb") as file:
-        data = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), dtype=np.uint8)
+    data = _mapped(part)
     row = 0
     while row < len(wanted.size):
         count = int(np.searchsorted(np.cumsum(wanted.size[row : row + BLOCK_ROWS]), block_bytes)) + 1
@@ -168,19 +170,12 @@ def _walk(part: Range, told: Places, *, check_crc: bool, block_bytes: int) -> It
     return scan(stretch, check_crc=check_crc, block_bytes=block_bytes)
 
 
-def _as_told(data: npt.NDArray[np.uint8], part: Range, told: Places, *, check_crc: bool) -> Records | None:
+def _as_told(data: Bytes, part: Range, told: Places, *, check_crc: bool) -> Records | None:
     """The records that units point to, None unless each is whole and just as its unit says."""
     if int(told.ends[-1]) - part.base > len(data):
         return None
     records = gather(data, told.physical_offset - part.base)
-    is_right = (
-        records.sound
-        & (records.size == told.size)
-        & (records.physical_offset == told.physical_offset)
-        & (records.queue_offset == told.queue_offset)
-        & (records.queue_id == told.queue_id)
-    )
-    if not is_right.all() or (check_crc and _is_bad(records)):
+    if not are_as_told(records, told).all() or (check_crc and _is_bad(records)):
         return None
     return records
 
@@ -191,8 +186,7 @@ def scan_places(
     """The records at some places of a range; all of its records if there is none at one of the places."""
     if not places:
         return
-    with open(part.path, "rb") as file:
-        data = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), dtype=np.uint8)[: part.limit - part.base]
+    data = _mapped(part)[: part.limit - part.base]
     for first in range(0, len(places), BLOCK_ROWS):
         place = np.array(places[first : first + BLOCK_ROWS], dtype=np.int64)
         records = (

@@ -34,7 +34,15 @@ from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.queues.descriptors import DescriptorCache, file_base, file_name
-from contrailmq.store.queues.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, unpack_unit, unpack_units
+from contrailmq.store.queues.queue_unit import (
+    PRE_BLANK,
+    UNIT_BYTES,
+    Boundary,
+    Unit,
+    offset_by_time,
+    unpack_unit,
+    unpack_units,
+)
 from contrailmq.store.queues.sound_runs import Runs, before
 
 _log = logging.getLogger(__name__)
@@ -45,6 +53,7 @@ PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048
 _PAGE_UNITS: Final = 204
 _SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
 _AHEAD_BYTES: Final = 128 * UNIT_BYTES  # what a small read takes along for the next one
+_FAR_MS: Final = 2**63 - 1
 
 
 class ConsumeQueue:
@@ -298,19 +307,17 @@ class ConsumeQueue:
     def offset_at(
         self, time_ms: int, store_time_of: Callable[[int, int], int], boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """Search by store time: LOWER is the first message at or after the time, UPPER the last at or before it.
+        """`offset_by_time` among all messages. `store_time_of(physical_offset, size_bytes)` reads the log and gives -1
+        for a record that is gone."""
 
-        Nothing that late: LOWER gives `max_offset`, UPPER the last message. Nothing that early: the first message.
-        `store_time_of(physical_offset, size_bytes)` reads the log and gives -1 for a record that is gone; like Java
-        (ConsumeQueue.binarySearchInQueueByTime) we then look further right. Store times never decrease along a queue.
-        """
-        low, high = self.min_offset, self.max_offset
-        if low >= high:
-            return low
-        if boundary is Boundary.LOWER:
-            return self.first_offset(low, high, lambda unit: store_time_of(unit[0], unit[1]) >= time_ms)
-        later = self.first_offset(low, high, lambda unit: store_time_of(unit[0], unit[1]) > time_ms)
-        return max(low, later - 1)
+        def time_of(offset: int) -> int:
+            data = self.read_units(offset, 1)
+            if len(data) < UNIT_BYTES:
+                return _FAR_MS
+            physical_offset, size_bytes, _ = unpack_unit(data)
+            return store_time_of(physical_offset, size_bytes)
+
+        return offset_by_time(self.min_offset, self.max_offset, time_ms, time_of, boundary)
 
     # --- limits
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _UNIT: Final = struct.Struct(">qiq")
@@ -40,6 +41,27 @@ class Boundary(enum.Enum):
 
     LOWER = "LOWER"
     UPPER = "UPPER"
+
+
+def offset_by_time(
+    low: int, high: int, time_ms: int, time_of: Callable[[int], int], boundary: Boundary = Boundary.LOWER
+) -> int:
+    """Search the offsets [low, high) of a queue by store time: LOWER is the first message at or after the time, UPPER
+    the last at or before it.
+
+    Nothing that late: LOWER gives `high`, UPPER the last message. Nothing that early: the first message. `time_of`
+    gives -1 for a message that is gone; like Java (ConsumeQueue.binarySearchInQueueByTime) we then look further right.
+    Times never decrease along a queue of ours. Where a clock was set back, one of the places with the time is found.
+    """
+    first, is_lower = low, boundary is Boundary.LOWER
+    while low < high:
+        middle = (low + high) // 2
+        found_ms = time_of(middle)
+        if found_ms < time_ms or (found_ms == time_ms and not is_lower):
+            low = middle + 1
+        else:
+            high = middle
+    return low if is_lower else max(first, low - 1)
 
 
 pack_unit: Final = _UNIT.pack
