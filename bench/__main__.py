@@ -342,6 +342,9 @@ def spark(
         Path | None, typer.Option(help="Settings file for Maven; the user's own unless given.", exists=True)
     ] = None,
     rounds: Annotated[int, typer.Option(help="Measured rounds beside Kafka.")] = 4,
+    only: Annotated[
+        str | None, typer.Option(help="Only the cases whose names hold one of these words, such as 'exactly,JSON'.")
+    ] = None,
     java_options: Annotated[
         str, typer.Option(help="For the JVM of both sides beside Kafka, such as -XX:+UseParallelGC.")
     ] = "",
@@ -365,11 +368,12 @@ def spark(
             directory=directory,
             java_options=java_options,
             is_mixed=is_mixed,
+            only=only,
         )
         show("spark beside kafka", compared, as_json=as_json)
         return
     messages = mixed_messages(count) if is_mixed else uniform(count, body_bytes)
-    figures = measure_spark(messages, directory=directory, master=master)
+    figures = measure_spark(messages, directory=directory, master=master, only=only)
     show("spark", figures, as_json=as_json)
 
 

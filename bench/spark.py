@@ -11,10 +11,12 @@ import contextlib
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -33,10 +35,12 @@ _TRICKLE_WAIT_S: Final = 60.0
 _TRICKLE_TARGET_MS: Final = 1000
 
 
-def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: str | None) -> dict[str, object]:
-    """Run every case once after a warm-up on the same log; gives name -> figures."""
+def measure_spark(
+    messages: Iterable[Made], *, directory: Path | None, master: str | None, only: str | None = None
+) -> dict[str, object]:
+    """Run every case once after a warm-up on the same log; gives name -> figures. `only`: as `is_chosen` takes it."""
     import contrailmq.spark
-    from bench.spark_lake import measure_lake
+    from bench.spark_lake import lake_cases
     from contrailmq.spark.jobs.archive import archive
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
@@ -58,7 +62,7 @@ def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: s
         metadata = "topic,queueId,queueOffset,physicalOffset,storeTimestamp"
         pool = LocalEngine()
         noop()  # warm-up: workers started, pages in memory
-        cases: dict[str, Callable[[], object]] = {
+        timed: dict[str, Callable[[], object]] = {
             "all columns -> noop": noop,
             "all columns, no CRC check -> noop": lambda: noop(checkCrc="false"),
             "properties as text -> noop": lambda: noop(properties="string"),
@@ -71,16 +75,31 @@ def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: s
         }
         figures: dict[str, object] = {"messages": count, "log MB": round(log_bytes / 1e6)}
         with CpuMeter() as meter:
+            cases: dict[str, Callable[[], object]] = {
+                name: partial(_timed, case, count, log_bytes, meter) for name, case in timed.items()
+            }
+            cases |= lake_cases(spark, folder, store, count=count, meter=meter)
+            cases["reading with a second core"] = lambda: _second_core(noop)
+            cases["one message, topic -> Spark -> topic"] = lambda: _trickle(spark, folder)
             for name, case in cases.items():
-                figures[name] = _timed(case, count, log_bytes, meter)
-            figures |= measure_lake(spark, folder, store, count=count, meter=meter)
+                if is_chosen(name, only):
+                    figures[name] = case()
+                    tell(name, figures[name])
         pool.close()
-        figures["reading with a second core"] = _second_core(noop)
-        figures["one message, topic -> Spark -> topic"] = _trickle(spark, folder)
         spark.stop()
         return figures
     finally:
         shutil.rmtree(folder)
+
+
+def is_chosen(name: str, only: str | None) -> bool:
+    """Whether a case is one of those asked for: its name holds one of the words, which commas separate."""
+    return only is None or any(word.strip() in name for word in only.split(","))
+
+
+def tell(name: str, figures: object) -> None:
+    """Show a case when it is over: a later one that fails takes nothing with it."""
+    print(f"{name}: {figures}", file=sys.stderr, flush=True)
 
 
 def _timed(case: Callable[[], object], count: int, log_bytes: int, meter: CpuMeter) -> str:

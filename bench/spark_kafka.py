@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import contrailmq
 from bench.kafka import KAFKA_VERSION, SPARK_VERSION, KafkaBroker, KafkaEnvironment
-from bench.spark import CpuMeter, Made, mixed, uniform, write_messages
+from bench.spark import CpuMeter, Made, is_chosen, mixed, uniform, write_messages
 from bench.spark_lake import JSON_DDL, JSON_TOPIC, json_messages
 from contrailmq.message import ContrailError
 
@@ -73,8 +73,9 @@ def compare(
     directory: Path | None,
     java_options: str = "",
     is_mixed: bool = False,
+    only: str | None = None,
 ) -> dict[str, object]:
-    """Run both sides; gives name -> figures, one line for each case."""
+    """Run both sides; gives name -> figures, one line for each case. `only`: as `is_chosen` takes it."""
     from contrailmq.spark.environment import ensure_java
     from contrailmq.testing import LocalCluster
 
@@ -100,6 +101,7 @@ def compare(
                 "rounds": rounds,
                 "java_options": java_options,
                 "is_mixed": is_mixed,
+                "only": only,
             }
             return {
                 "messages": count,
@@ -353,7 +355,7 @@ class Bench:
 
     def run(self) -> dict[str, str]:
         self.fill()
-        kafka, cases = self.kafka_sides(), self.cases()
+        kafka, cases = self.kafka_sides(), [case for case in self.cases() if is_chosen(case.name, self.order["only"])]
         took: dict[str, list[Round]] = {}
         with CpuMeter() as meter:
             for number in range(int(self.order["rounds"]) + _WARM_ROUNDS):

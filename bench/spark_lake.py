@@ -12,7 +12,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ _BODY_BYTES: Final = 1024
 _SETTLE_S: Final = 0.5  # for what the broker does after its last answer
 _DELIVERIES: Final = ("at-least-once", "exactly-once")
 _TARGET: Final = 2.5
+_SMALL_BYTES: Final = 4 << 20  # of log in one file of an archive before compaction
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 JSON_TOPIC: Final = "Json"
 JSON_DDL: Final = (
@@ -53,12 +54,12 @@ def json_messages(count: int, queues: int = 4) -> Iterator[Made]:
         yield Made(JSON_TOPIC, number % queues, json.dumps(body).encode(), properties)
 
 
-def measure_lake(spark: Any, folder: Path, store: str, *, count: int, meter: CpuMeter) -> dict[str, object]:
-    """Name -> a line of figures."""
+def lake_cases(spark: Any, folder: Path, store: str, *, count: int, meter: CpuMeter) -> dict[str, Callable[[], object]]:
+    """Name -> what runs the case and gives its line of figures."""
     return {
-        "exactly-once beside at-least-once": deliveries(spark, folder, count // _SHARE, meter),
-        "typed table of JSON, 10 fields": typed_table(spark, folder, count, meter),
-        "compaction": compaction(spark, folder, store, meter),
+        "exactly-once beside at-least-once": lambda: deliveries(spark, folder, count // _SHARE, meter),
+        "typed table of JSON, 10 fields": lambda: typed_table(spark, folder, count, meter),
+        "compaction": lambda: compaction(spark, folder, store, meter),
     }
 
 
@@ -130,17 +131,16 @@ def typed_table(spark: Any, folder: Path, count: int, meter: CpuMeter) -> str:
 
 
 def compaction(spark: Any, folder: Path, store: str, meter: CpuMeter) -> str:
-    """An archive of small files, as a stream leaves them, into files of 128 MB."""
-    from contrailmq.spark import archive_stream
+    """An archive of small files, one for each few megabytes of log, into files of 128 MB."""
+    from contrailmq.spark.decoding.log_plan import LogSettings
+    from contrailmq.spark.jobs.archive import archive
     from contrailmq.spark.jobs.upkeep import compact
     from contrailmq.spark.runtime.engine import SparkEngine
 
-    source = spark.readStream.format("commitlog").option("path", store).option("maxBytesPerTrigger", str(16 << 20))
-    archive = str(folder / "small")
-    writer = archive_stream(source, archive, str(folder / "small-checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    engine, target = SparkEngine(spark), str(folder / "small")
+    archive(store, target, engine, settings=LogSettings(range_bytes=_SMALL_BYTES))
     cpu_s, began_s = meter.seconds(), time.perf_counter()
-    done = compact(archive, SparkEngine(spark))
+    done = compact(target, engine)
     took_s = time.perf_counter() - began_s
     return (
         f"{done.bytes_before / took_s / 1e6:.0f} MB/s of Parquet, {done.rows_after / took_s / 1000:.0f}k rows/s, "
