@@ -16,6 +16,7 @@ import pytest
 from broker.harness import Link, send_fields
 from broker.test_timers import TimerBench
 from contrailmq.store.base.clock import ManualClock
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 
 HOUR_MS: Final = 3_600_000
@@ -40,11 +41,12 @@ ASKED_MS: Final = {
 class JumpBench(TimerBench):
     """All services, ticked as the supervisor does; `arrived_ms` says when each kind was first seen."""
 
-    def __init__(self, path: Path, *, clock: ManualClock | None = None) -> None:
+    def __init__(self, path: Path, *, clock: ManualClock | None = None, **store: object) -> None:
         super().__init__(
             path,
             clock=clock or ManualClock(START_MS),
             settings={"transactionTimeOut": "6000", "transactionCheckInterval": "6000"},
+            **store,
         )
         self.producer = Link(40_001)
         self.heartbeat("T", link=self.producer)
@@ -304,6 +306,43 @@ def test_a_recall_meets_its_message_on_whichever_side_of_a_jump_each_of_them_lie
         "kept": 1,
     }
     bench.close()
+
+
+SET_MS: Final = JUMPS_MS | {"+2s": 2_000, "-2s": -2_000, "+200ms": 200, "-200ms": -200, "+995ms": 995, "-995ms": -995}
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["indexed", "not indexed"])
+@pytest.mark.parametrize("jump", SET_MS)
+def test_a_recall_on_a_broker_whose_clock_was_set_has_its_effect_or_is_refused(
+    tmp_path: Path, jump: str, is_indexed: bool
+) -> None:
+    """At moments around the times of a message from before the jump and of one from after it (seed 131 of ten minutes
+    of the simulation). Without an index it is not known which of the two clocks a handle means: more is refused."""
+    confirmed: list[str] = []
+    for number, left_ms in enumerate((3_000, 1_001, 999, 500, 201, 5, 1, 0, -3_000)):
+        bench = JumpBench(tmp_path / str(number), message_index_enable=is_indexed)
+        bench.pass_ms(700)
+        handles = {"before": bench.send_kind("before", {"TIMER_DELAY_MS": "5000"}).ext["recallHandle"]}
+        bench.pass_ms(1000)
+        bench.jump(SET_MS[jump])
+        bench.pass_ms(1000)
+        handles["after"] = bench.send_kind("after", {"TIMER_DELAY_MS": "3000"}).ext["recallHandle"]
+        for step_ms in (*[500] * ((3_000 - left_ms) // 500), (3_000 - left_ms) % 500):
+            bench.pass_ms(step_ms)
+        taken = [topic for topic in handles if _recall(bench, topic, handles[topic])]
+        for _ in range(16):
+            bench.pass_ms(500)
+        assert [topic for topic in handles if not bench.store.max_offset(topic, 0)] == taken, left_ms
+        confirmed += taken
+        bench.close()
+    assert not is_indexed or {*confirmed} == {"before", "after"}
+
+
+def _recall(bench: JumpBench, topic: str, handle: str) -> bool:
+    """Whether it was confirmed."""
+    answer = bench.ask(370, {"topic": topic, "recallHandle": handle})
+    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION), answer.remark
+    return answer.code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("jump", JUMPS_MS)

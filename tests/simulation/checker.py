@@ -237,9 +237,8 @@ def _of_recalled(
     history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
 ) -> Iterator[str]:
     """A timer whose recall was acknowledged is not delivered. Of one that waits twice, as its sender tried again, one
-    is recalled. A power cut may take the mark under ASYNC_FLUSH, and who stands in for a master may not have it. Where
-    the clock was set, a recall in the last moment may be meant for a time that is still to come (scoreboard.py)."""
-    if history.may_escape or not history.is_timely:
+    is recalled. A power cut may take the mark under ASYNC_FLUSH, and who stands in for a master may not have it."""
+    if history.may_escape:
         return
     waiting = Counter(one.body for place, found in everything.items() if place.queue.topic == TIMERS for one in found)
     for body, at_s in history.recalled.items():

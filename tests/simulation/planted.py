@@ -169,7 +169,7 @@ PLANTED: Final = (
     ),
     Planted(
         "a recall is answered before its mark is synced",
-        "broker.delayed.timers:TimerService.recall",
+        "broker.delayed.timers:TimerService._take_back",
         "connection, command, end_offset, ext",
         "connection, command, 0, ext",
         CUTS,

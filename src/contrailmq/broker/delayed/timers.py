@@ -6,12 +6,15 @@ and the service that turns the wheel on the loop and flushes it on a worker.
     recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
 
 A recall stores a mark with the same delivery time. When its slot begins, marks are read first and their messages are
-dropped; until then the handle is good. The handle's time is of the wall clock at admission. If that clock was set
-since (store/timer/wheel_time.py), one mark is stored for each time that may be meant; the others meet no message.
+dropped; until then the handle is good. The handle's time is of the wall clock at admission. If that clock was set since
+(store/timer/wheel_time.py), the handle does not say by which of its settings. The message does: it is looked up by its
+unique key, and its place in the log tells. Without an index every setting may be meant, and each gets a mark. A recall
+is refused when a message that may be meant is due: what is confirmed has its effect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -20,8 +23,9 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.handlers import Handlers, Refused, answer_later, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.requests.cold_reads import ColdReads
 from contrailmq.broker.requests.send import BORN_HOST, STATUS_CODES, refused_put
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
@@ -61,6 +65,7 @@ FIGURES_MS: Final = 1000
 NEVER_MS: Final = 1 << 62
 COUNTED_TICKS_MAX: Final = 600  # of a delivery that is late: 2 ms for a page of metrics
 STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
+WITH_ONE_KEY_MAX: Final = 64  # messages that are looked at for a recall: those that were sent again, and their marks
 
 
 class TimerProgress(NamedTuple):
@@ -121,6 +126,7 @@ class TimerService:
         self._rates = (0.0, 0.0)
         self._clock = node.store.store_clock
         self._readers = readers
+        self._lookups = ColdReads(readers)
         self.timer = self._new_timer()
         self._was_started = False
         self.interval_ms = POLL_MS
@@ -188,10 +194,26 @@ class TimerService:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
         if node.replicas.shortage:
             raise Refused(ResponseCode.SYSTEM_ERROR, node.replicas.shortage)
-        handle, end_offset = self._checked_handle(header), 0
+        handle = self._checked_handle(header)
+        self._clock.look()
+        node.dispatch_now()
+        if len(self.timer.time.shifts_ms) > 1 and node.store.is_index_doubtful:  # it may have to read whole files first
+
+            def answer(finished: asyncio.Future[list[int]]) -> None:
+                answer_later(
+                    connection, command, lambda: self._take_back(connection, command, handle, finished.result())
+                )
+
+            self._lookups.read(connection, lambda: self._due_times_ms(handle), answer)
+            return None
+        return self._take_back(connection, command, handle, self._due_times_ms(handle))
+
+    def _take_back(self, connection: Peer, command: Command, handle: RecallHandle, due_ms: list[int]) -> bytes | None:
+        """Store a mark for each of these times, by steady time, and answer."""
+        node, end_offset = self._node, 0
         born_host = connection.attributes.get(BORN_HOST) or encode_host(*connection.peer)
         assert isinstance(born_host, bytes)
-        for deliver_ms in self._meant_times_ms(handle):
+        for deliver_ms in self._times_ahead_ms(due_ms):
             mark = IncomingMessage(
                 handle.topic,
                 0,
@@ -201,7 +223,7 @@ class TimerService:
                     Property.BORN_TIMESTAMP: str(node.now_ms()),
                     Property.TIMER_DELIVER_MS: str(deliver_ms),
                     Property.UNIQUE_KEY: handle.unique_key,
-                    Property.PRODUCER_GROUP: header.producer_group or "",
+                    Property.PRODUCER_GROUP: command.header(RecallMessage).producer_group or "",
                     Property.TAGS: RECALL_TAG,
                 },
                 born_host=born_host,
@@ -220,20 +242,36 @@ class TimerService:
             connection, command, end_offset, ext=RecallMessageResponse(msg_id=handle.unique_key)
         )
 
-    def _meant_times_ms(self, handle: RecallHandle) -> list[int]:
-        """When the message may be due, by the wall clock as it is now: one time unless the clock was set. Refused when
-        none of them lies ahead."""
-        self._clock.look()
-        now_ms, shifts_ms = self._clock.wall_ms(), self.timer.time.shifts_ms
-        times_ms = [handle.deliver_ms - shift_ms + shifts_ms[0] for shift_ms in shifts_ms]
-        meant_ms = [time_ms for time_ms in times_ms if 0 < time_ms - now_ms <= self._config.timer_max_delay_sec * 1000]
-        if not meant_ms:
+    def _due_times_ms(self, handle: RecallHandle) -> list[int]:
+        """When the message is due, by steady time: one time unless the clock was set and there is no index, or it was
+        sent twice. None: nobody knows such a message."""
+        time, handle_ms = self.timer.time, handle.deliver_ms - 1
+        shifts_ms = time.shifts_ms
+        if len(shifts_ms) == 1 or not self._config.message_index_enable:
+            return sorted(handle_ms - shift_ms for shift_ms in shifts_ms)
+        due_ms = set()
+        for message in self._node.store.query_sound(SystemTopic.TIMER, handle.unique_key, WITH_ONE_KEY_MAX):
+            properties = message.properties
+            out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, ""))
+            if out_ms is None or Property.TIMER_DELETE_UNIQUE_KEY in properties:
+                continue
+            if out_ms == handle_ms or Property.TIMER_ROLL_TIMES in properties:  # the copy may have the time of now
+                due_ms.add(out_ms - time.shift_ms(message.physical_offset))
+        return sorted(due_ms)
+
+    def _times_ahead_ms(self, due_ms: list[int]) -> list[int]:
+        """These times by the wall clock as it is now, as a handle has them. Refused unless all of them lie ahead."""
+        steady_ms, shift_ms = self._clock.look(), self.timer.time.shifts_ms[0]
+        times_ms, now_ms = [one_ms + 1 + shift_ms for one_ms in due_ms], self._clock.wall_ms()
+        if not times_ms:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, no message with this handle waits here")
+        left_ms = min(times_ms[0] - now_ms, due_ms[0] + 1 - steady_ms)
+        if left_ms <= 0 or times_ms[-1] - now_ms > self._config.timer_max_delay_sec * 1000:
             raise Refused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"recall failed, the message is due in {times_ms[0] - now_ms} ms: too late, or not a time this broker "
-                "accepts",
+                f"recall failed, the message is due in {left_ms} ms: too late, or not a time this broker accepts",
             )
-        return meant_ms
+        return times_ms
 
     def _checked_handle(self, header: RecallMessage) -> RecallHandle:
         node = self._node
