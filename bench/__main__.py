@@ -323,6 +323,26 @@ def pop(
     show("POP and acknowledgement, ours / the other's (ratio)", figures, as_json=as_json)
 
 
+@app.command("console")
+def console(
+    topics: Annotated[int, typer.Option(help="Topics of the broker.")] = 2000,
+    groups: Annotated[int, typer.Option(help="Groups, each with a position in one topic.")] = 500,
+    visits: Annotated[int, typer.Option(help="How often each page is opened.", min=1)] = 5,
+    seconds: Annotated[float, typer.Option(help="How long the broker's CPU is counted, each time.")] = 30,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """The console in chromium, over thousands of topics: time to its pages, and what its questions cost the broker."""
+    from bench.console import NotMeasured, measure_console
+
+    try:
+        figures = measure_console(topics=topics, groups=groups, visits=visits, seconds=seconds, directory=directory)
+    except NotMeasured as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+    show("console", figures, as_json=as_json)
+
+
 @app.command("spark")
 def spark(
     count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
