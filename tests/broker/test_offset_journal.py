@@ -40,10 +40,10 @@ class JournaledBench(Bench):
     def note(self) -> None:
         self.node.offset_journal.note()
 
-    def killed(self, lost: tuple[str, ...] = ()) -> JournaledBench:
+    def killed(self, lost: tuple[str, ...] = (), **settings: object) -> JournaledBench:
         self.node.offset_journal.close()
         crashed(self, self.path, lost=lost).close()  # a start that is stopped at once, then another
-        return JournaledBench(self.path)
+        return JournaledBench(self.path, **settings)
 
     def close(self) -> None:
         self.node.offset_journal.close()
@@ -195,6 +195,35 @@ def test_what_a_full_disk_refused_is_noted_when_there_is_room(tmp_path: Path, ca
     again = bench.killed()
     assert again.committed() == "4"
     again.close()
+
+
+@pytest.mark.parametrize("lives", [1, 2], ids=["first life", "later life"])
+def test_a_journal_that_lacks_what_the_disk_refused_does_not_undo_the_table_that_was_saved_after_it(
+    tmp_path: Path, lives: int
+) -> None:
+    """Seed 174 of ten minutes: there was no room for an entry, and then room for the table."""
+    files = FullDisk()
+    bench = JournaledBench(tmp_path, files=files)
+    for number in range(9):
+        bench.send("T", b"%d" % number)
+    bench.heartbeat("T", group="g")
+    for life in range(lives):
+        start = 4 * life
+        bench.commit(start + 1)
+        bench.run(bench.saver.save(OFFSETS_FILE))
+        bench.commit(start + 2)
+        files.is_full = True
+        bench.commit(start + 3)
+        bench.run(bench.saver.save(OFFSETS_FILE))
+        files.is_full = False
+        bench = bench.killed(files=files)
+        assert bench.committed() == str(start + 3)
+        bench.heartbeat("T", group="g")
+        bench.commit(start + 4)
+        bench = bench.killed(files=files)
+        bench.heartbeat("T", group="g")
+        assert bench.committed() == str(start + 4), "what is noted after the table was saved counts as ever"
+    bench.close()
 
 
 class Remembering(Files):

@@ -148,6 +148,13 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "test_a_consumer_that_is_moved_passes_over_nothing_that_its_listener_still_has",
     ),
     (
+        "the journal of offsets was believed though the table was newer: a full disk had refused an entry and taken "
+        "the table, and after a power failure a group went back to before what it had acknowledged by POP (seed 174 of "
+        "ten minutes, full and sync-error)",
+        "tests/broker/test_offset_journal.py::"
+        "test_a_journal_that_lacks_what_the_disk_refused_does_not_undo_the_table_that_was_saved_after_it",
+    ),
+    (
         "where the clock of a broker was set, a recall of a timer that was due was confirmed and had no effect, since "
         "it was not known by which of the two clocks the time in its handle was meant (seed 131 of ten minutes, jump)",
         "tests/broker/test_clock_jumps.py::test_a_recall_on_a_broker_whose_clock_was_set_has_its_effect_or_is_refused",

@@ -169,7 +169,7 @@ class BrokerNode:
         path = self.config_path / OFFSETS_FILE
         try:
             moved = self.offset_journal.recover(
-                self.store.max_offset, lambda: config_files.save(path, _text_of(self.offsets.snapshot())())
+                self.store.max_offset, lambda: config_files.save(path, _text_of(self.offsets.snapshot_of_master())())
             )
         except TableSaveError as exc:  # a full disk: a crash now repeats more, nothing is lost
             log.error("%s", exc)
@@ -245,8 +245,8 @@ class BrokerNode:
     def _offsets_text(self) -> Callable[[], str]:
         if self.is_slave:
             return _text_of(self.offsets.snapshot_of_slave())
-        self.offset_journal.note()  # before the file: offset_journal.py says why
-        text = _text_of(self.offsets.snapshot())
+        self.offset_journal.note_for_save()  # before the file: offset_journal.py says why
+        text = _text_of(self.offsets.snapshot_of_master())
 
         def synced() -> str:
             self.offset_journal.sync()

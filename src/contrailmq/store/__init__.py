@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contrailmq.store.base.clock import Clock, ManualClock, SystemClock
     from contrailmq.store.base.errors import StoreConfigError, StoreError, StoreIOError, StoreReadOnlyError
     from contrailmq.store.base.findings import VerifyReport
-    from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, Run, stands
+    from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, EntryPlace, Journal, Run, stands
     from contrailmq.store.base.stats import DURATION_BOUNDS_US, Durations
     from contrailmq.store.base.status import (
         AppendResult,
@@ -86,6 +86,7 @@ __all__ = [
     "Drive",
     "Durations",
     "Elsewhere",
+    "EntryPlace",
     "Files",
     "FlushDiskType",
     "FlushPlan",
@@ -152,7 +153,7 @@ _NAMES: Final = {
     "contrailmq.store.base.clock": ("Clock", "ManualClock", "SystemClock"),
     "contrailmq.store.base.errors": ("StoreConfigError", "StoreError", "StoreIOError", "StoreReadOnlyError"),
     "contrailmq.store.base.findings": ("VerifyReport",),
-    "contrailmq.store.base.journal": ("CopyPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),
+    "contrailmq.store.base.journal": ("CopyPlace", "EntryPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),
     "contrailmq.store.base.stats": ("DURATION_BOUNDS_US", "Durations"),
     "contrailmq.store.base.status": (
         "AppendResult",

@@ -8,7 +8,9 @@ offsets that came with pulls. It costs 5 us, and 0.2 us per queue. The first ent
 
 Before the table is saved, what the journal holds is synced (`sync`). A power failure may keep the begin of the journal
 and lose the rest; groups would else go back behind a table that was saved long after. Nobody could tell that from a
-reset, and what was acknowledged by POP would come again.
+reset, and what was acknowledged by POP would come again. For the same reason the saved table says which entries it has
+(`journaled`, a key that only we know): a disk may refuse an entry and take the table. A journal that ends before that
+place does not count.
 
 At the next start the journal's last entry for a queue counts, but at most the end of the queue: a power failure may
 take the end of the log and leave the journal, or the table. Removed offsets stay removed. A table that was written long
@@ -26,7 +28,7 @@ import msgspec
 
 from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
-from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, Run
+from contrailmq.store import RUN_BYTES_MAX, CopyPlace, EntryPlace, Files, Journal, Run
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -59,6 +61,8 @@ class OffsetJournal:
         has_journal = bool(self._paths())
         is_overtaken = has_journal and self._is_overtaken()
         runs = self._journal.open() if has_journal else []
+        if runs and self._table.journaled is not None:
+            is_overtaken |= EntryPlace(self._journal.newest_run, len(runs[0])) < self._table.journaled
         try:
             moved = 0 if is_overtaken or not runs else self._catch_up(runs[0], end_of)
             moved += self._table.set_back(end_of)
@@ -81,7 +85,8 @@ class OffsetJournal:
 
     def open(self) -> None:
         """From now on `note` writes."""
-        self._journal.open()
+        journaled = self._table.journaled
+        self._journal.open(after_run=0 if journaled is None else journaled.run)
         self._is_open = True
 
     def note(self) -> None:
@@ -101,6 +106,12 @@ class OffsetJournal:
         elif self._journal.run_bytes:  # nobody knows what of it is there: the next entry begins another run
             self._journal.restart()
             self._is_whole_due = True
+
+    def note_for_save(self) -> None:
+        """Before a snapshot of the table: note what has changed, and have the table say how much is noted."""
+        self.note()
+        if self._is_open:
+            self._table.journaled = self._journal.place
 
     def sync(self) -> None:
         """Make durable what was noted so far; TableSaveError when the disk refuses. Blocks: call it off the loop."""

@@ -9,7 +9,8 @@ the reset offset. That pull removes it.
 
 The file of a slave has one key more, `committedHere`: offsets of the table that groups committed at this slave and that
 its master does not have yet. It is in the same file as the table, so that no crash can part the two; RocketMQ and
-masters of ours ignore it, and leave it out when they save.
+masters of ours ignore it, and leave it out when they save. That of a master has the key `journaled`: the place of the
+first entry of the journal (offset_journal.py) that is newer than the file. RocketMQ ignores that one too.
 
 Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
 reference does.
@@ -24,11 +25,13 @@ from typing import Final
 
 from contrailmq.broker.state import config_files
 from contrailmq.broker.state.config_files import DataVersion, Json, whole_number
+from contrailmq.store import EntryPlace
 
 OFFSETS_FILE: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
 REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
 _COMMITTED_HERE: Final = "committedHere"
+_JOURNALED: Final = "journaled"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
 _Table = dict[str, dict[int, int]]
@@ -48,6 +51,7 @@ class OffsetTable:
         # on a slave, the hand-over to its master does.
         self.changes: dict[tuple[str, int], int] = {}
         self.version = DataVersion(timestamp=now_ms())
+        self.journaled: EntryPlace | None = None  # entries of the journal before this place are in the table
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record what the group has consumed; ignored while a reset waits to be noticed."""
@@ -203,6 +207,11 @@ class OffsetTable:
             "pullOffsetTable": _to_json(pulls),
         }
 
+    def snapshot_of_master(self) -> Callable[[], Json]:
+        """As `snapshot`, with how much of the journal it has."""
+        table, journaled = self.snapshot(), self.journaled
+        return table if journaled is None else lambda: table() | {_JOURNALED: list(journaled)}
+
     def snapshot_of_slave(self) -> Callable[[], Json]:
         """As `snapshot`, with what the master does not have yet."""
         table = self.snapshot()
@@ -226,8 +235,9 @@ class OffsetTable:
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
         offsets, pull_offsets = _from_json(data, "offsetTable"), _from_json(data, "pullOffsetTable")
+        journaled = _place_from_json(data)
         self.version.read(data.get("dataVersion"))
-        self._offsets, self._pull_offsets = offsets, pull_offsets
+        self._offsets, self._pull_offsets, self.journaled = offsets, pull_offsets, journaled
 
     def take_over(self, other: OffsetTable) -> bool:
         """A slave's table becomes its master's, also where a group is gone; False when it is that already.
@@ -264,6 +274,15 @@ class OffsetTable:
 
 def _to_json(table: _Table) -> Json:
     return {key: {str(queue_id): offset for queue_id, offset in queues.items()} for key, queues in table.items()}
+
+
+def _place_from_json(data: Json) -> EntryPlace | None:
+    place = data.get(_JOURNALED)
+    if place is None:
+        return None
+    if not isinstance(place, list) or len(place) != len(EntryPlace._fields):
+        raise ValueError(f"{_JOURNALED} must be two numbers and is {place!r}")
+    return EntryPlace(*map(whole_number, place))
 
 
 def _from_json(data: Json, key: str) -> _Table:

@@ -53,6 +53,13 @@ class Entry(NamedTuple):
 Run = Sequence[Entry]
 
 
+class EntryPlace(NamedTuple):
+    """Where an entry goes or would go. Later entries are at greater places."""
+
+    run: int
+    number: int
+
+
 class RecordSource(Protocol):
     """What is asked for the witnesses."""
 
@@ -84,8 +91,11 @@ class Journal:
 
     # --- life
 
-    def open(self) -> list[Run]:
-        """The runs of an earlier life, the newest first. Without a disk that takes it, nothing is kept or found."""
+    def open(self, *, after_run: int = 0) -> list[Run]:
+        """The runs of an earlier life, the newest first. Without a disk that takes it, nothing is kept or found.
+
+        `after_run` is one that an earlier life began, where somebody remembers that: new ones get greater numbers.
+        """
         found: dict[int, Run] = {}
         try:
             self._files.make_directory(self._paths[0].parent)
@@ -95,7 +105,8 @@ class Journal:
         except OSError as exc:
             self._fail(exc)
             self.close()
-        self._run = self._newest_run = max(found, default=0)
+        self._newest_run = max(found, default=0)
+        self._run = max(self._newest_run, after_run)
         self.restart()
         return [found[run] for run in sorted(found, reverse=True)]
 
@@ -150,6 +161,16 @@ class Journal:
     @property
     def run_bytes(self) -> int:
         return self._position
+
+    @property
+    def place(self) -> EntryPlace:
+        """Of the next entry."""
+        return EntryPlace(self._run, self._number)
+
+    @property
+    def newest_run(self) -> int:
+        """The number of the newest run that has an entry; 0 when none has."""
+        return self._newest_run
 
     def _fail(self, error: OSError) -> None:
         if not self._is_failing:
