@@ -1,4 +1,5 @@
-"""The streams that tests kill: into an archive and tables (exactly once) and into a topic (at least, or exactly once).
+"""The streams that tests kill: into an archive, tables and files (exactly once) and into a topic (at least, or exactly
+once).
 
 Run as a program it is a driver of its own process group, which the test kills whole, as when a host dies:
 
@@ -6,6 +7,7 @@ Run as a program it is a driver of its own process group, which the test kills w
     python killed_streams.py tables STORE FOLDER
     python killed_streams.py sink NAMESRV FOLDER
     python killed_streams.py once NAMESRV FOLDER
+    python killed_streams.py files NAMESRV FOLDER
 """
 
 from __future__ import annotations
@@ -40,31 +42,48 @@ def start_archive(spark: Any, store: str, folder: Path) -> Any:
 
 
 def start_tables(spark: Any, store: str, folder: Path) -> Any:
-    source = spark.readStream.format("commitlog").option("path", store).option("topics", "Orders,Other")
+    source = spark.readStream.format("commitlog").option("path", store).option("topics", "Orders,Other,Users")
     source = source.option("maxBytesPerTrigger", str(TABLE_BYTES))
     specs = {"Orders": {"schema": "id bigint NOT NULL, customer string, amount double"}, "Other": {"evolve": True}}
+    specs["Users"] = {"schema": "id int, n bigint", "key": ["id"], "buckets": 3}
     writer = tables_stream(source, str(folder / "lake"), str(folder / "checkpoint"), specs)
     return writer.trigger(availableNow=True).start()
 
 
 def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
-    return copying(spark, namesrv, folder).trigger(availableNow=True).start()
+    return copying(reading(spark, namesrv), namesrv, folder).trigger(availableNow=True).start()
 
 
-def copying(spark: Any, namesrv: str, folder: Path, rows: int = TRIGGER_ROWS, **options: str) -> Any:
-    """A writer of a topic's rows into another."""
+def reading(spark: Any, namesrv: str, rows: int = TRIGGER_ROWS, loss: str = "true") -> Any:
+    """A topic's rows as a stream. `loss`: whether messages that are gone end it."""
     source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In")
-    stream = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(rows)).load()
-    writer = stream.select("body").writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Out")
+    source = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(rows))
+    return source.option("failOnDataLoss", loss).load().select("body")
+
+
+def copying(stream: Any, namesrv: str, folder: Path, **options: str) -> Any:
+    """A writer of these rows into another topic."""
+    writer = stream.writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Out")
     return writer.option("checkpointLocation", str(folder / "checkpoint")).options(**options)
 
 
 def start_once(spark: Any, namesrv: str, folder: Path) -> Any:
-    return copying(spark, namesrv, folder, **ONCE).trigger(availableNow=True).start()
+    return copying(reading(spark, namesrv), namesrv, folder, **ONCE).trigger(availableNow=True).start()
+
+
+def start_files(spark: Any, namesrv: str, folder: Path) -> Any:
+    """Into files by Spark's own sink, which lists those that count."""
+    writer = reading(spark, namesrv).writeStream.format("parquet").option("path", str(folder / "files"))
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
 
 
 def start_endless(spark: Any, namesrv: str, folder: Path) -> Any:
-    return copying(spark, namesrv, folder, rows=1000, **ONCE).start()
+    return copying(reading(spark, namesrv, rows=1000), namesrv, folder, **ONCE).start()
+
+
+def start_lenient(spark: Any, namesrv: str, folder: Path) -> Any:
+    """The same where loss is allowed."""
+    return copying(reading(spark, namesrv, rows=1000, loss="false"), namesrv, folder, **ONCE).start()
 
 
 STREAMS = {
@@ -72,7 +91,9 @@ STREAMS = {
     "tables": start_tables,
     "sink": start_sink,
     "once": start_once,
+    "files": start_files,
     "endless": start_endless,
+    "lenient": start_lenient,
 }
 STARTS_MAX = 5
 LOOK_S = 0.02

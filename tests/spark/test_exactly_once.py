@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from contrailmq import Admin
 from contrailmq.broker.transactions.half_batches import HalfBatches
 from contrailmq.client.blocking.raw import Posted, QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace, post_end
@@ -321,6 +322,48 @@ def test_a_broker_that_is_killed_while_a_batch_is_written_has_every_row_once(
         assert visible(cluster.namesrv, "Killed") == expected(1)
         wait_until_nothing_is_pending(cluster, settings)
         assert visible(cluster.namesrv, "Killed") == expected(1)
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_commit_waits_for_the_only_broker_of_its_topic_while_another_broker_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_decided: bool
+) -> None:
+    """The NameServer then knows no such topic, which ended the query. The broker dies before the decision, or after."""
+    with LocalCluster(brokers=2, config=CHECKS) as cluster, QueueReader(namesrv=cluster.namesrv) as reader:
+        with Admin(namesrv=cluster.namesrv) as admin:
+            admin.create_topic("Lonely", queues=2, broker="broker-0")
+        settings = settings_for(cluster, tmp_path / "sink", "Lonely")
+        halves = [task(settings, 0, number) for number in range(TASKS)]
+
+        def kill() -> None:
+            cluster.kill_broker(0)
+            deadline_s = time.monotonic() + GUARD_S
+            while reader.has_broker("broker-0"):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+
+        def killing(call: Any) -> Any:
+            def before(*given: Any) -> Any:
+                found = call(*given)
+                if not killed:
+                    killed.append(True)
+                    kill()
+                return found
+
+            return before
+
+        killed, pauses = list[bool](), list[float]()
+
+        def returning(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                cluster.restart_broker(0)
+
+        owner, name = (Decisions, "decide") if is_decided else (QueueReader, "publish_queues")
+        monkeypatch.setattr(owner, name, killing(getattr(owner, name)))
+        Committer(settings, sleep=returning).commit(stream_batch("q", 0), halves)
+        assert len(pauses) >= 3
+        assert visible(cluster.namesrv, "Lonely") == expected(1)
 
 
 def test_a_half_message_that_was_put_back_by_checks_is_found_after_the_broker_forgot_its_way(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Drivers and workers killed by SIGKILL: archive and tables hold every row once, the topic each at least once by key,
-and with delivery=exactly-once just once, with no half message left.
+"""Drivers and workers killed by SIGKILL: archive, tables and files hold every row once, the topic each at least once by
+key, and with delivery=exactly-once just once, with no half message left.
 
 `make test` kills workers of each stream once and two drivers; `make test-long` kills fifty times for each stream. A
 driver dies with its JVM and its workers when a phase of a micro-batch shows in the files: offsets logged, data written
@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 import contrailmq
 from bench.spark import process_table
-from contrailmq import Admin, Message, Producer
+from contrailmq import Message, Producer
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import NoRouteError
 from contrailmq.message import MessageQueue, SystemTopic
@@ -41,10 +42,9 @@ from spark.test_topic_tables import order, place, put, rows_of, stored
 DRIVER_KILLS = 20 if IS_LONG else 1  # of each stream
 WORKER_KILLS = 30 if IS_LONG else 2
 SENT = 600
-TABLE_ROWS = 600
+TABLE_ROWS, KEYS = 600, 40
 CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
 GUARD_S = 300.0
-MINUTES, KILL_EVERY_S = 10, 10
 
 pytestmark = pytest.mark.spark
 
@@ -75,7 +75,7 @@ class Archive:
 
 
 class Tables:
-    """Typed tables of a store with two topics, some of whose bodies are bad."""
+    """Typed tables of a store: of two topics, some of whose bodies are bad, and by key of a third."""
 
     kind = "tables"
 
@@ -88,6 +88,7 @@ class Tables:
                 "Other",
                 [{"id": n, f"f{n // 100}": n} if n % 25 else b"bad" for n in range(begin, begin + 50)],
             )
+            put(folder / "store", "Users", [{"id": n % KEYS, "n": n} for n in range(begin, begin + 50)], queues=1)
 
     def phases(self) -> list[Callable[[int], bool]]:
         target = self.folder / "lake"
@@ -113,6 +114,8 @@ class Tables:
             assert len(rows) == len(held)
             assert {place(row): row["id"] for row in rows} == held
         assert len(rows_of(self.folder / "lake", None)) == TABLE_ROWS // 25
+        newest = {n % KEYS: n for n in range(TABLE_ROWS)}
+        assert sorted((row["id"], row["n"]) for row in rows_of(self.folder / "lake", "Users")) == sorted(newest.items())
 
 
 class Sink:
@@ -195,16 +198,48 @@ class Once(Sink):
         assert sorted(int(row["body"]) for row in self.rows()) == list(range(SENT))
 
 
+class Files(Sink):
+    """A topic into Parquet by Spark's own sink: our source alone."""
+
+    kind = "files"
+
+    def phases(self) -> list[Callable[[int], bool]]:
+        target = self.folder / "files"
+        files, listed = len(list(target.glob("*.parquet"))), target / "_spark_metadata"
+        return [
+            lambda batch: (self.folder / "checkpoint" / "offsets" / str(batch)).exists(),
+            lambda batch: len(list(target.glob("*.parquet"))) > files,
+            lambda batch: (listed / str(batch)).exists() or (listed / f"{batch}.compact").exists(),
+            lambda batch: (self.folder / "checkpoint" / "commits" / str(batch)).exists(),
+        ]
+
+    def progress(self) -> int:
+        return len(list(self.folder.glob("files/_spark_metadata/[0-9]*")))
+
+    def check(self) -> None:
+        spark = SparkSession.getActiveSession()
+        assert spark is not None
+        rows = spark.read.parquet(str(self.folder / "files")).collect()
+        assert sorted(int(row["body"]) for row in rows) == list(range(SENT))
+
+
 Stream = Archive | Tables | Sink
 
 
-@pytest.fixture(params=["archive", "tables", "sink", "once"])
+FROM_TOPICS: dict[str, Callable[[LocalCluster, Path], Sink]] = {
+    "sink": lambda cluster, folder: Sink(cluster.namesrv, folder),
+    "files": lambda cluster, folder: Files(cluster.namesrv, folder),
+    "once": Once,
+}
+
+
+@pytest.fixture(params=["archive", "tables", "sink", "once", pytest.param("files", marks=pytest.mark.long)])
 def stream(request: pytest.FixtureRequest, tmp_path: Path, golden_store: Callable[[str], str]) -> Iterator[Stream]:
     if request.param in ("archive", "tables"):
         yield Archive(golden_store("clean"), tmp_path) if request.param == "archive" else Tables(tmp_path)
         return
     with LocalCluster(config=CHECKS) as running:  # its own: topics are counted from 0
-        yield Sink(running.namesrv, tmp_path) if request.param == "sink" else Once(running, tmp_path)
+        yield FROM_TOPICS[request.param](running, tmp_path)
 
 
 def last_batch(folder: Path) -> int:
@@ -251,29 +286,36 @@ def family(root: int) -> list[int]:
     [
         "archive",
         "once",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("tables", "sink")),  # a driver is a JVM of its own
+        *(
+            pytest.param(kind, marks=pytest.mark.long) for kind in ("tables", "sink", "files")
+        ),  # a driver is a JVM of its own
     ],
     indirect=True,
 )
 def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, stream: Stream) -> None:
     for number in range(DRIVER_KILLS):
         # The one kill of the short test is the worst: written or committed, and Spark does not know.
-        kill_driver(stream, number if IS_LONG else {"archive": 2, "tables": 2, "sink": 1, "once": 2}[stream.kind])
+        kill_driver(stream, number if IS_LONG else {"sink": 1}.get(stream.kind, 2))
     start(stream.kind, spark, stream.source, stream.folder).awaitTermination()
     stream.check()
 
 
-def python_workers() -> list[int]:
-    """Python processes below this one that run tasks for Spark: forks of a daemon."""
+def spark_pythons() -> list[int]:
+    """Python processes below this one that Spark has started: daemons, and their forks."""
     commands: dict[int, bytes] = {}
     for pid in family(os.getpid()):
         try:
             commands[pid] = Path("/proc", str(pid), "cmdline").read_bytes()
         except OSError:
             continue  # it ended meanwhile
-    workers = [pid for pid, command in commands.items() if b"daemon\0pyspark.worker" in command]
+    return [pid for pid, command in commands.items() if b"daemon\0pyspark.worker" in command]
+
+
+def python_workers() -> list[int]:
+    """Those that run tasks: forks of a daemon."""
+    pythons = spark_pythons()
     parents = {row.pid: row.parent for row in process_table()}
-    return [pid for pid in workers if parents.get(pid) in workers]
+    return [pid for pid in pythons if parents.get(pid) in pythons]
 
 
 def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(spark: Any, stream: Stream) -> None:
@@ -300,47 +342,3 @@ def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(sp
     assert query.exception() is None
     assert kills == WORKER_KILLS
     stream.check()
-
-
-@pytest.mark.long
-def test_rows_are_each_visible_once_though_the_broker_is_killed_every_ten_seconds_for_ten_minutes(
-    spark: Any, tmp_path: Path
-) -> None:
-    """From topic to topic, exactly once, while messages come, queues are added and a second broker gets the topic.
-
-    `make test` has two kills of a broker (test_away.py), queues and brokers that come and go (test_rocketmq_cluster.py)
-    and topics that are made anew (test_marks.py)."""
-    config = CHECKS | {"autoCreateTopicEnable": "true"}
-    with LocalCluster(store=tmp_path / "brokers", config=config, brokers=2, processes=True) as cluster:
-        with Admin(namesrv=cluster.namesrv) as admin:
-            first, second = sorted(admin.topic_configs())
-            for topic in ("In", "Out"):
-                admin.create_topic(topic, queues=2, broker=first)
-        query = start("endless", spark, cluster.namesrv, tmp_path)
-        sent = 0
-        for number in range(MINUTES * 60 // KILL_EVERY_S):
-            with Producer("filling", namesrv=cluster.namesrv) as producer:
-                for _ in range(200):
-                    producer.send(Message("In", b"%d" % sent))
-                    sent += 1
-            if number % 10 == 5:
-                with Admin(namesrv=cluster.namesrv) as admin:
-                    admin.create_topic("In", queues=2 + number // 10, broker=second if number > 20 else first)
-            assert not query.awaitTermination(KILL_EVERY_S)
-            cluster.kill_broker(number % 2 if number > 25 else 0)
-            cluster.restart_broker(number % 2 if number > 25 else 0)
-        query.processAllAvailable()
-        query.stop()
-        stored_rows = bodies_of(cluster.namesrv, "In")
-        assert len(set(stored_rows)) == sent
-        assert sorted(bodies_of(cluster.namesrv, "Out")) == sorted(stored_rows)
-
-
-def bodies_of(namesrv: str, topic: str) -> list[bytes]:
-    """A plain read of a topic."""
-    settings, found = TopicSettings(namesrv), []
-    with QueueReader(namesrv=namesrv) as reader:
-        for queue in reader.queues(topic):
-            part = QueueRange(queue, 0, reader.max_offset(queue))
-            found += [body for batch in read_range(part, settings, reader) for body in batch["body"].to_pylist()]
-    return found

@@ -14,7 +14,7 @@ from client.waiting import wait_until
 from contrailmq import Message, Producer
 from contrailmq.client.blocking.raw import QueueReader, RawPull
 from contrailmq.client.blocking.sync_admin import Admin
-from contrailmq.client.errors import NoRouteError
+from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.spark.runtime.patience import BrokerAwayError
@@ -128,17 +128,14 @@ def test_answers_that_lead_nowhere_are_errors(options: dict[str, str]) -> None:
 
 
 class Refusing(FakeBroker):
-    """Answers no pull. `is_registered`: NameServers know it."""
+    """Answers no pull."""
 
-    def __init__(self, exc: Exception, *, is_registered: bool) -> None:
+    def __init__(self, exc: Exception) -> None:
         super().__init__({Q0: 40})
-        self.exc, self.is_registered = exc, is_registered
+        self.exc = exc
 
     def pull(self, queue: MessageQueue, offset: int, **limits: Any) -> RawPull:
         raise self.exc
-
-    def has_broker(self, broker_name: str) -> bool:
-        return broker_name == Q0.broker_name and self.is_registered
 
 
 NO_ROUTE = NoRouteError("Orders", namesrv="none:1", remedy="create it")
@@ -150,7 +147,7 @@ def response_error(code: ResponseCode) -> ResponseError:
 
 def test_a_topic_is_gone_when_its_broker_is_there_without_it() -> None:
     for exc in (NO_ROUTE, response_error(ResponseCode.TOPIC_NOT_EXIST)):
-        broker = Refusing(exc, is_registered=True)
+        broker = Refusing(exc)
         with pytest.raises(DataLossError, match="went away before offsets 0 to 40 were read"):
             read(broker, WHOLE)
         assert read(broker, WHOLE, failOnDataLoss="false") == []
@@ -159,9 +156,9 @@ def test_a_topic_is_gone_when_its_broker_is_there_without_it() -> None:
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_a_broker_that_is_away_or_refuses_has_lost_nothing(fails: str) -> None:
     with pytest.raises(BrokerAwayError, match="broker broker-a was away for 0.0 s .* 'broker-a' has no master address"):
-        read(Refusing(NO_ROUTE, is_registered=False), WHOLE, failOnDataLoss=fails, brokerAwayTimeoutMs="0")
+        read(Refusing(BrokerNotFoundError(Q0.broker_name)), WHOLE, failOnDataLoss=fails, brokerAwayTimeoutMs="0")
     with pytest.raises(ResponseError):
-        read(Refusing(response_error(ResponseCode.SYSTEM_ERROR), is_registered=True), WHOLE, failOnDataLoss=fails)
+        read(Refusing(response_error(ResponseCode.SYSTEM_ERROR)), WHOLE, failOnDataLoss=fails)
 
 
 def offsets(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> list[int]:

@@ -30,6 +30,7 @@ from contrailmq.client.results import PullStatus
 from contrailmq.client.transport.name_servers import parse_addresses
 from contrailmq.client.transport.routes import (
     MASTER_ID,
+    Broker,
     TopicRoute,
     default_topic_route,
     parse_route,
@@ -403,10 +404,19 @@ class QueueReader:
             del self._connections[address]
         return is_used
 
+    def _broker(self, queue: MessageQueue) -> Broker | None:
+        """Of the topic's route. NameServers know no topic whose brokers are all away: then the queue's broker is."""
+        try:
+            return self.route(queue.topic).broker(queue.broker_name)
+        except NoRouteError as exc:
+            if self.has_broker(queue.broker_name):
+                raise
+            raise BrokerNotFoundError(queue.broker_name) from exc
+
     def _reader_address(self, queue: MessageQueue) -> str:
         if self._address is not None:
             return self._address
-        broker = self.route(queue.topic).broker(queue.broker_name)
+        broker = self._broker(queue)
         found = read_address(broker.addresses, MASTER_ID) if broker is not None else None
         if found is None:
             raise BrokerNotFoundError(queue.broker_name)
@@ -415,7 +425,7 @@ class QueueReader:
     def _master_address(self, queue: MessageQueue) -> str:
         if self._address is not None:
             return self._address
-        broker = self.route(queue.topic).broker(queue.broker_name)
+        broker = self._broker(queue)
         if broker is None or MASTER_ID not in broker.addresses:
             raise BrokerNotFoundError(queue.broker_name)
         return broker.addresses[MASTER_ID]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from contrailmq.client.blocking.raw import PostedPull, QueueReader, RawPull
 from contrailmq.client.blocking.raw_connection import Landing
-from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
+from contrailmq.client.errors import NoRouteError
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.spark.decoding.decode import Decoder, Selection, unwrapped
@@ -183,15 +183,12 @@ class _Pulls:
 
     @contextlib.contextmanager
     def _losing(self, offset: int) -> Iterator[None]:
-        """Tell a topic that was deleted from a broker that is away: a NameServer has no route for either's topic."""
+        """Say what is lost when the topic was deleted."""
         try:
             yield
         except (NoRouteError, ResponseError) as exc:
-            broker_name = self._part.queue.broker_name
             if isinstance(exc, ResponseError) and exc.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            if isinstance(exc, NoRouteError) and not self._reader.has_broker(broker_name):
-                raise BrokerNotFoundError(broker_name) from exc
             if self._settings.fail_on_data_loss:
                 raise DataLossError(
                     f"{queue_name(self._part.queue)} went away before offsets {offset} to {self._part.stop} were read "
