@@ -25,8 +25,9 @@ from contrailmq.client.blocking.raw import Posted, QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace, post_end
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.results import PullStatus
-from contrailmq.message import MessageQueue, StoredMessage, SystemTopic
+from contrailmq.message import ContrailError, MessageQueue, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record
+from contrailmq.spark.runtime.patience import Patience
 from contrailmq.spark.sinks import settling
 from contrailmq.spark.sinks.answering import Answerer
 from contrailmq.spark.sinks.decisions import DecisionError, Decisions, stream_batch
@@ -322,6 +323,39 @@ def test_a_broker_that_is_killed_while_a_batch_is_written_has_every_row_once(
         assert visible(cluster.namesrv, "Killed") == expected(1)
         wait_until_nothing_is_pending(cluster, settings)
         assert visible(cluster.namesrv, "Killed") == expected(1)
+
+
+@pytest.mark.parametrize("is_escaping", [False, True])
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_batch_whose_master_is_stood_in_for_waits_for_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool, is_escaping: bool
+) -> None:
+    """A slave that acts shows the queues, takes nothing and ends nothing, for more rounds than a refusal is given."""
+    config = {"enableSlaveActingMaster": "true", "brokerHeartbeatInterval": "100", "syncBrokerMemberGroupPeriod": "50"}
+    with LocalCluster(slaves=1, config=config | {"enableRemoteEscape": str(is_escaping).lower()}) as pair:
+        settings = settings_for(pair, tmp_path / "sink", "Acting")
+        halves = [task(settings, 0, number) for number in range(TASKS if is_sent else 1)]
+        pair.wait_until_replicated()
+        pair.kill_broker(0)
+        slave, deadline_s = pair.broker_addresses[pair.slave_index()], time.monotonic() + GUARD_S
+        with Admin(namesrv=pair.namesrv) as admin:
+            while admin.broker_stats(slave)["isActingMaster"] != "true":
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+        wait, waits = Patience.wait, list[ContrailError]()
+
+        def returning(self: Patience, exc: ContrailError) -> None:
+            waits.append(exc)
+            if len(waits) == (2 * settling._ROUNDS_MAX if is_sent else 3):
+                pair.restart_broker(0)
+            wait(self, exc)
+
+        monkeypatch.setattr(Patience, "wait", returning)
+        halves += [task(settings, 0, number) for number in range(len(halves), TASKS)]
+        Committer(settings, sleep=_no_sleep).commit(stream_batch("q", 0), halves)
+        assert visible(pair.namesrv, "Acting") == expected(1)
+        wait_until_nothing_is_pending(pair, settings)
+        assert visible(pair.namesrv, "Acting") == expected(1)
 
 
 @pytest.mark.parametrize("is_decided", [False, True])

@@ -83,6 +83,19 @@ class BrokerNotFoundError(ClientError):
         self.broker_name = broker_name
 
 
+class NotWritableError(BrokerNotFoundError):
+    """A topic has no queue to write to: slaves stand in for its masters, or it is read-only."""
+
+    def __init__(self, topic: str, broker_name: str) -> None:
+        ClientError.__init__(
+            self,
+            f"topic {topic!r} has no queue that takes messages: the master of its broker is down (start it), or the "
+            "topic's permission is to read only (change it)",
+            code=BROKER_NOT_EXIST,
+        )
+        self.broker_name = broker_name
+
+
 class ReplyTimeoutError(ClientError, TimeoutError):
     """A request-reply call: the request was stored, but no consumer replied in time."""
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from contrailmq.client.blocking.raw_connection import Landing, Pieces, RawConnection
 from contrailmq.client.consuming.pulling import pull_ext
 from contrailmq.client.consuming.subscription import TAG
-from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError, number
+from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError, NotWritableError, number
 from contrailmq.client.offset_store import NO_OFFSET
 from contrailmq.client.producing.batch import pack_batch
 from contrailmq.client.results import PullStatus
@@ -169,12 +169,15 @@ class QueueReader:
         return subscribe_queues(topic, self.route(topic, is_fresh=True))
 
     def publish_queues(self, topic: str, *, default_topic: str = "TBW102", queues: int = 4) -> list[MessageQueue]:
-        """The queues that can be written; for a topic that does not exist, those it will get when it is created."""
+        """One or more queues that can be written; for a topic that does not exist, those it gets when it is created."""
         try:
-            return publish_queues(topic, self.route(topic))
+            route = self.route(topic)
         except NoRouteError:
-            self._routes[topic] = default_topic_route(self.route(default_topic), queues_max=queues)
-            return publish_queues(topic, self._routes[topic])
+            route = self._routes[topic] = default_topic_route(self.route(default_topic), queues_max=queues)
+        found = publish_queues(topic, route)
+        if not found:
+            raise NotWritableError(topic, next((broker.name for broker in route.brokers), ""))
+        return found
 
     def has_broker(self, broker_name: str) -> bool:
         """Whether a broker of this name is registered now."""

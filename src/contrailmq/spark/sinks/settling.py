@@ -17,12 +17,14 @@ from typing import Final, TypeVar
 
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace
+from contrailmq.client.errors import BrokerNotFoundError
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, Property, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record
 from contrailmq.spark.runtime.patience import Patience
 from contrailmq.spark.sinks.decisions import Decision
 from contrailmq.spark.sinks.halves import end_all, keys_of
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ResponseError
 
 # Until a request that was taken is served or thrown away; waitTimeMillsInTransactionQueue of RocketMQ is 3 s.
@@ -69,7 +71,9 @@ class Settler:
         patience = Patience(self._client, self._away_timeout_s, sleep=self._sleep)
         rounds = 0
         while left:
-            failed = end_all(self._client, left, End.COMMIT, group=self._group)
+            failed = [
+                (place, _meant(place, exc)) for place, exc in end_all(self._client, left, End.COMMIT, group=self._group)
+            ]
             if not failed:
                 return
             errors = [exc for _, exc in failed if not isinstance(exc, ResponseError) or patience.is_away(exc)]
@@ -125,6 +129,13 @@ class Settler:
 
     def _patiently(self, do: Callable[[], _Result]) -> _Result:
         return Patience(self._client, self._away_timeout_s, sleep=self._sleep).call(do)
+
+
+def _meant(place: HalfPlace, exc: ContrailError) -> ContrailError:
+    """A slave that stands in for a master ends nothing: as if no broker were there, the master is waited for."""
+    if isinstance(exc, ResponseError) and exc.code == ResponseCode.SLAVE_NOT_AVAILABLE:
+        return BrokerNotFoundError(place.queue.broker_name)
+    return exc
 
 
 def _lost(decision: Decision, left: Sequence[HalfPlace], exc: ContrailError) -> HalvesLostError:
