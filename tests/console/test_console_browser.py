@@ -203,6 +203,8 @@ PAGES = {
 }
 
 
+MENU_LEFT = "document.querySelector('aside').getBoundingClientRect().left"  # pushed out of sight where there is no room
+
 # What can be used and has no name for a screen reader. An icon's text is its picture, not a name.
 NAMELESS = """() => {
   const words = found => {
@@ -226,7 +228,10 @@ def test_every_page_shows_real_data_at_any_width_in_light_and_dark_and_all_of_it
     page.get_by_text(PAGES[path]).first.wait_for()
     assert page.get_by_role("heading", level=1).count() == 1
     assert page.evaluate(NAMELESS) == []
+    page.locator("aside").get_by_role("link", name="Pipeline").wait_for()
+    page.wait_for_function(f"{MENU_LEFT} === 0")
     page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_function(f"{MENU_LEFT} < 0")
     page.wait_for_function("document.documentElement.scrollWidth <= 400")
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("document.body.classList.contains('body--dark')")

@@ -49,7 +49,8 @@ def frame(model: ConsoleModel, title: str, path: str, *, has_login: bool = False
     ui.add_css(LOOK)
     ui.colors(primary="#1f4e79", negative="#b3261e", positive="#1b6e3c", warning="#b26a00")
     dark = ui.dark_mode(None)
-    with ui.left_drawer(bordered=True).props('width=200 aria-label="Pages"') as drawer:
+    # Quasar opens it where there is room. Without a value NiceGUI would ask the browser, and log when that is slow.
+    with ui.left_drawer(value=False, bordered=True).props('show-if-above width=200 aria-label="Pages"') as drawer:
         _menu(path)
     with ui.header().classes("items-center no-wrap q-pa-xs"):
         ui.button(icon="menu", on_click=drawer.toggle).props(
@@ -76,7 +77,7 @@ def _menu(path: str) -> None:
         for target, name, icon in PAGES:
             here = "console-here" if target == path else ""
             current = ' aria-current="page"' if target == path else ""
-            with ui.item().props(f'clickable tag=a href="{target}"{current}').classes(here):
+            with ui.item().props(f'clickable tag=a role=link href="{target}"{current}').classes(here):
                 with ui.item_section().props("avatar").style("min-width: 2rem"):
                     ui.icon(icon).props("aria-hidden=true")
                 ui.item_section(name)
