@@ -66,6 +66,37 @@ def test_after_a_kill_the_same_queue_waits_for_the_same_messages(tmp_path: Path)
     bench.close()
 
 
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000], ids=["+1h", "-1h"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["popped", "kept longer"])
+def test_a_queue_waits_as_long_as_was_asked_whatever_is_done_to_the_wall_clock(
+    bench: PopBench, jump_ms: int, *, is_changed: bool
+) -> None:
+    """Seed 42 of one minute: after a jump back by an hour a FIFO group got nothing more."""
+    send(bench, *"abcd")
+    a, b = pop(bench)
+    if is_changed:
+        bench.ack(a)
+        bench.change(b, 5000)
+    bench.clock.set_wall(bench.clock.now_ms() + jump_ms)
+    bench.passes(4950)
+    assert pop(bench) == []
+    bench.passes(100)
+    assert bodies(pop(bench)) == (["b", "c"] if is_changed else ["a", "b"])
+
+
+def test_after_a_jump_back_and_a_kill_a_queue_waits_no_longer_than_its_time_once_more(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    bench.node.offset_journal.open()
+    send(bench, *"ab")
+    pop(bench)
+    bench.clock.set_wall(bench.clock.now_ms() - 3_600_000)
+    bench.kill()
+    bench = PopBench(tmp_path, clock=bench.clock)
+    bench.passes(5050)
+    assert bodies(pop(bench)) == ["a", "b"]
+    bench.close()
+
+
 def test_a_waiting_pop_is_told_when_its_queue_is_free(bench: PopBench) -> None:
     send(bench, *"abcd")
     a, b = pop(bench)

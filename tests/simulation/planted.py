@@ -272,7 +272,7 @@ PLANTED: Final = (
     Planted(
         "a FIFO queue gives the next batch before the last is acknowledged",
         "broker.pop.popping:Popping._visit",
-        "if self._orders.is_blocked(key, pop.pop_time_ms, pop.header.attempt_id):",
+        "if self._orders.is_blocked(key, pop.header.attempt_id):",
         "if False:",
         pops=True,
     ),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PutStatus,
         QueueRead,
     )
+    from contrailmq.store.base.store_clock import StoreClock
     from contrailmq.store.config import (
         WITHOUT_EFFECT,
         BrokerRole,
@@ -109,6 +110,7 @@ __all__ = [
     "Retention",
     "Run",
     "SlaveStatus",
+    "StoreClock",
     "StoreConfig",
     "StoreConfigError",
     "StoreError",
@@ -154,6 +156,7 @@ _NAMES: Final = {
     "contrailmq.store.base.errors": ("StoreConfigError", "StoreError", "StoreIOError", "StoreReadOnlyError"),
     "contrailmq.store.base.findings": ("VerifyReport",),
     "contrailmq.store.base.journal": ("CopyPlace", "EntryPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),
+    "contrailmq.store.base.store_clock": ("StoreClock",),
     "contrailmq.store.base.stats": ("DURATION_BOUNDS_US", "Durations"),
     "contrailmq.store.base.status": (
         "AppendResult",

@@ -170,7 +170,7 @@ class Acking:
                 f"commit:{offset}, next:{NOT_IN_BATCH}, /{connection.address}",
             )
         node.commit_offset(group, topic, queue_id, following)
-        if not self._orders.is_blocked(key, now_ms, None):
+        if not self._orders.is_blocked(key, None):
             node.call_soon(lambda: self.unblocked(key))
 
     def unblocked(self, key: QueueKey) -> None:

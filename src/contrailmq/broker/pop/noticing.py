@@ -99,10 +99,9 @@ class Noticing:
     def _is_there(self, header: Notification, topic: str, group: str) -> bool:
         if not header.order:
             return self.has_messages(topic, group, header.queue_id)
-        now_ms = self._node.now_ms()
         return any(
             self._behind(topic, group, number) > 0
-            and not self._orders.is_blocked((topic, group, number), now_ms, header.attempt_id)
+            and not self._orders.is_blocked((topic, group, number), header.attempt_id)
             for number in self._own_queues(topic, header.queue_id)
         )
 

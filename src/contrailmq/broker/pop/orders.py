@@ -3,7 +3,8 @@
 A queue of a group has at most one `OrderInfo`: the batch that was handed out last. While a message of it is neither
 acknowledged nor due again, the queue gives nothing to others. Acknowledging moves the group's offset to the first
 message that is open. When its time is over, the queue is read again from that offset, so messages that were
-acknowledged behind an open one come again: that is the reference's rule, and clients know it.
+acknowledged behind an open one come again: that is the reference's rule, and clients know it. A queue waits by steady
+time, which nobody can set; the file has times of the wall clock, as the reference's.
 
 `config/consumerOrderInfo.json` is the reference's file, both ways. Between two saves `config/orders.journal` holds what
 changed (ours alone, store/base/journal.py): one `pwrite` before a FIFO pop, acknowledgement or change is answered. So
@@ -21,7 +22,7 @@ import msgspec
 
 from contrailmq.broker.state import config_files
 from contrailmq.broker.state.config_files import Json, whole_number
-from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, Run
+from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, Run, StoreClock
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -42,6 +43,7 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     attempt_id: str | None = None
     visible_ms: dict[int, int] = {}  # offset -> when it is due again, if that was changed
     counts: dict[int, int] = {}  # offset -> earlier deliveries, if any
+    steady_ms: dict[int, int] = {}  # offset -> when it is due again, in steady time; not in the file
     updated_ms: int = 0
     acked: int = 0  # bit k: offsets[k] is acknowledged
 
@@ -58,10 +60,17 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     def due_ms(self, offset: int) -> int:
         return self.visible_ms.get(offset, self.pop_time_ms + self.invisible_ms)
 
-    def blocks(self, now_ms: int, attempt_id: str | None) -> bool:
+    def blocks(self, steady_ms: int, attempt_id: str | None) -> bool:
         if attempt_id is not None and attempt_id == self.attempt_id:
             return False
-        return any(now_ms < self.due_ms(offset) for offset in self.open_offsets())
+        return any(steady_ms < self.steady_ms[offset] for offset in self.open_offsets())
+
+    def loaded(self, *, steady_ms: int, wall_ms: int) -> None:
+        """It is from a file, whose times are those of a wall clock that may have been set since: each message waits
+        for its time once more at most."""
+        for offset in self.offsets:
+            due_ms = self.due_ms(offset)
+            self.steady_ms[offset] = steady_ms + min(due_ms - wall_ms, max(due_ms - self.pop_time_ms, 0))
 
     def to_json(self) -> Json:
         first = self.offsets[0] if self.offsets else 0
@@ -104,7 +113,8 @@ Place = tuple[str, str, int]  # topic, group, queue
 class OrderTable:
     """Owner: the loop."""
 
-    def __init__(self, files: Files, directory: Path) -> None:
+    def __init__(self, files: Files, directory: Path, clock: StoreClock) -> None:
+        self._clock = clock
         self._orders: dict[Place, OrderInfo] = {}
         self._journal = Journal(files, directory / JOURNAL_NAME)
         self._path = directory / FILE_NAME
@@ -123,9 +133,9 @@ class OrderTable:
 
     # --- what happens to a batch
 
-    def is_blocked(self, place: Place, now_ms: int, attempt_id: str | None) -> bool:
+    def is_blocked(self, place: Place, attempt_id: str | None) -> bool:
         order = self._orders.get(place)
-        return order is not None and order.blocks(now_ms, attempt_id)
+        return order is not None and order.blocks(self._clock.steady_ms(), attempt_id)
 
     def update(
         self, place: Place, offsets: Sequence[int], *, pop_time_ms: int, invisible_ms: int, attempt_id: str | None
@@ -143,6 +153,7 @@ class OrderTable:
             offsets=list(offsets),
             attempt_id=attempt_id,
             counts=counts,
+            steady_ms=dict.fromkeys(offsets, self._clock.steady_ms() + invisible_ms),
             updated_ms=pop_time_ms,
         )
         self._orders[place] = order
@@ -169,6 +180,7 @@ class OrderTable:
         if order is None or order.pop_time_ms != pop_time_ms or offset not in order.open_offsets():
             return False
         order.visible_ms[offset] = visible_ms
+        order.steady_ms[offset] = self._clock.steady_ms() + visible_ms - now_ms
         order.updated_ms = now_ms
         self._changed(place)
         return True
@@ -205,6 +217,9 @@ class OrderTable:
                 self._orders.pop(place, None)
             elif known is None or order.updated_ms >= known.updated_ms:
                 self._orders[place] = order
+        steady_ms, wall_ms = self._clock.steady_ms(), self._clock.wall_ms()
+        for order in self._orders.values():
+            order.loaded(steady_ms=steady_ms, wall_ms=wall_ms)
         self._is_open = self._is_whole_due = True
         self.is_dirty = self.is_dirty or bool(changes)
 

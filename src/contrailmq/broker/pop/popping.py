@@ -225,7 +225,7 @@ class Popping:
             return True
         queue = self._positions.queue(key, init_mode)
         if pop.is_ordered:
-            if self._orders.is_blocked(key, pop.pop_time_ms, pop.header.attempt_id):
+            if self._orders.is_blocked(key, pop.header.attempt_id):
                 return True
             if self._bury_first(pop, key):
                 queue = self._positions.queue(key, init_mode)

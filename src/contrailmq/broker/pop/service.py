@@ -59,7 +59,7 @@ class PopService:
         self._saver = saver
         self.in_flight = InFlight()
         self.log = ReviveLog(node)
-        self.orders = OrderTable(node.store.files, node.config_path)
+        self.orders = OrderTable(node.store.files, node.config_path, node.store.store_clock)
         self.positions = Positions(node, self.in_flight)
         self.waiters, self.notified = Waiters(wakes_newest=False), Waiters(wakes_newest=True)
         checks = Checks(node)
@@ -215,10 +215,8 @@ class PopService:
             return
         if not self._unannounced:
             self._unannounced = self.orders.places()
-        now_ms = self._node.now_ms()
         for place in self._unannounced[:PLACES_MAX]:
-            order = self.orders.get(place)
-            if order is None or order.blocks(now_ms, None):
+            if self.orders.get(place) is None or self.orders.is_blocked(place, None):
                 self._announced.discard(place)
             elif place not in self._announced:
                 self._announced.add(place)
