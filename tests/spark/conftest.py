@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from spark.forked import Forking
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 STORES = ("clean", "kill9", "kill9-recovered", "kill9-lag", "torn", "torn-half", "torn-mid", "direct", "direct-crc")
 
@@ -49,6 +51,13 @@ def pool() -> Iterator[Any]:
     engine = LocalEngine(workers=2)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Forking]:
+    """One process for all tests whose programs are killed."""
+    with Forking() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

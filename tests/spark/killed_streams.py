@@ -29,7 +29,7 @@ from contrailmq.spark.topic_tables.job import tables_stream
 # Of a micro-batch. The full count of kills needs more of them than there are kills.
 IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
 TRIGGER_BYTES = 20_000 if IS_LONG else 330_000
-TABLE_BYTES = 4_000 if IS_LONG else 80_000
+TABLE_BYTES = 4_000 if IS_LONG else 110_000
 TRIGGER_ROWS = 15 if IS_LONG else 150
 ONCE = {"delivery": "exactly-once", "transactionTimeoutMs": "5000"}
 

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
 from typer.testing import CliRunner
 
-import contrailmq
 from contrailmq.cli import app
 from contrailmq.message import encode_host
 from contrailmq.message.codec import encode_record
@@ -33,6 +30,7 @@ from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine
 from contrailmq.spark.sources.commitlog import CommitLogSource
 from contrailmq.spark.sources.portions import read_portions
 from spark.conftest import expected, unpack
+from spark.forked import Forking
 
 ONE = LocalEngine(workers=1)
 # The archive of the store makes 16 such calls: two for the manifest and the mark that it began, one for the folder of
@@ -124,13 +122,11 @@ def test_files_that_no_commit_lists_do_not_count_and_are_removed(
 
 @pytest.mark.parametrize("place", KILLS)
 def test_an_archive_killed_at_any_step_is_whole_after_the_next_run(
-    tmp_path: Path, golden_store: Callable[[str], str], place: int
+    tmp_path: Path, forking: Forking, golden_store: Callable[[str], str], place: int
 ) -> None:
     """SIGKILL before the n-th call that makes something durable: a file, a folder, the commit."""
     code = KILLED_AT.format(place=place, store=golden_store("clean"), target=str(tmp_path))
-    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert forking.run(code) == -signal.SIGKILL
     assert archived(tmp_path) in ([], user_offsets("clean"))
     archive(golden_store("clean"), str(tmp_path), ONE)
     assert archived(tmp_path) == user_offsets("clean")

@@ -98,6 +98,7 @@ def test_a_topic_that_is_not_there_is_one_sentence(cluster: LocalCluster, monkey
         example("word_count").main()
 
 
+@pytest.mark.long  # test_each_runs_... has the same rows
 @pytest.mark.spark
 def test_word_count(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
     send(cluster, "Sentences", ["the log is the product", "the trail"])
@@ -142,6 +143,7 @@ def test_the_tour_to_paste_ends_with_a_table(
     assert re.search(r"\|open\| +1\|\s+\|paid\| +2\|", capsys.readouterr().out)
 
 
+@pytest.mark.long  # test_each_runs_... has the same rows
 @pytest.mark.spark
 def test_order_totals(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
     """The last order moves the watermark past the first minute, whose totals are then sent."""
@@ -153,6 +155,7 @@ def test_order_totals(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None
     assert totals == {"eu": 12.5, "us": 7.0}
 
 
+@pytest.mark.long  # test_each_runs_... has the same rows
 @pytest.mark.spark
 def test_archive_and_ask(spark: Any, tmp_path: Path, golden_store: Callable[[str], str]) -> None:
     rows = example("archive_and_ask").run(spark, golden_store("clean"), str(tmp_path))

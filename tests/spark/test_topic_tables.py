@@ -295,6 +295,32 @@ def test_a_change_stream_is_a_table_of_the_newest_row_of_each_key(tmp_path: Path
     assert not list((target / "changes").glob("**/*.parquet"))
 
 
+def test_duckdb_and_pandas_read_tables_whose_files_were_replaced(tmp_path: Path) -> None:
+    """By key, twice; replaced files are still there, and the lists of Delta and Iceberg do not have them."""
+    duckdb = pytest.importorskip("duckdb")
+    pytest.importorskip("pandas")
+    deltalake = pytest.importorskip("deltalake")
+    pytest.importorskip("pyiceberg")
+    store, target = tmp_path / "store", tmp_path / "lake"
+    specs = {
+        topic: {"schema": "id int, n int", "key": ["id"], "buckets": 2, "table": form}
+        for topic, form in (("Users", "delta"), ("Places", "iceberg"))
+    }
+    for begin in (0, 20):
+        for topic in specs:
+            put(store, topic, [{"id": n % 7, "n": n} for n in range(begin, begin + 20)], queues=1)
+        tables(str(store), str(target), ONE, specs)
+    wanted = [(n % 7, n) for n in range(35, 40)] + [(n % 7, n) for n in (33, 34)]
+    delta = deltalake.DeltaTable(str(target / "tables" / "Users"))
+    assert len(list((target / "tables" / "Users").glob("**/*.parquet"))) > len(delta.file_uris())
+    scan = own_catalog(str(target)).load_table("tables.Places").scan()
+    for files in (delta.file_uris(), [task.file.file_path for task in scan.plan_files()]):
+        read = duckdb.read_parquet(files).query("t", "select id, n from t").fetchall()
+        assert sorted(read) == sorted(wanted)
+    for frame in (delta.to_pandas(), scan.to_pandas()):
+        assert sorted(zip(frame["id"], frame["n"], strict=True)) == sorted(wanted)
+
+
 def test_a_body_of_nothing_deletes_the_row_of_the_messages_key(tmp_path: Path) -> None:
     store, target = tmp_path / "store", tmp_path / "lake"
     put(store, "Users", [{"id": n, "name": "x"} for n in range(4)] + [{"name": "no key"}], queues=1)

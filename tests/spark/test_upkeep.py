@@ -30,6 +30,7 @@ from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Layou
 from contrailmq.spark.jobs.upkeep import compact, expire, vacuum
 from contrailmq.spark.runtime.engine import LocalEngine
 from spark.conftest import expected, unpack
+from spark.forked import Forking
 from spark.test_archive import archived, begin, user_offsets
 
 deltalake = pytest.importorskip("deltalake")
@@ -322,7 +323,9 @@ KILLS = [(job, place) for job, (_, steps, few) in JOBS.items() for place in (ran
 
 
 @pytest.mark.parametrize(("job", "place"), KILLS)
-def test_upkeep_killed_at_any_step_is_whole_after_the_next_run(tmp_path: Path, job: str, place: int) -> None:
+def test_upkeep_killed_at_any_step_is_whole_after_the_next_run(
+    tmp_path: Path, forking: Forking, job: str, place: int
+) -> None:
     """SIGKILL before the n-th step: a file or folder made durable, the commit, a table brought up, a file deleted."""
     store, target = make_archive(tmp_path, "topics" if job == "convert" else "packed")
     if job == "vacuum":
@@ -330,10 +333,7 @@ def test_upkeep_killed_at_any_step_is_whole_after_the_next_run(tmp_path: Path, j
     if job == "repair":
         (target / Manifest(target).load().files[1].path).unlink()
     call = JOBS[job][0].format(store=store, target=str(target), time_ms=middle_ms())
-    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
-    code = KILLED_AT.format(place=place, job=call)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert forking.run(KILLED_AT.format(place=place, job=call)) == -signal.SIGKILL
     before, after = user_offsets("clean"), user_offsets("clean")
     if job == "expire":
         after = stored_since("clean", middle_ms())
