@@ -22,9 +22,12 @@ from contrailmq import (
 )
 from contrailmq.client.settings import ClientOptions
 from contrailmq.message import ContrailError
+from contrailmq.proxy import brokers
 from contrailmq.proxy.server import ProxyConfig, ProxyServer
 from contrailmq.testing import LocalCluster
+from contrailmq.wire.bodies import HeartbeatData, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient
 from wire.peers import turns_until
 
@@ -203,6 +206,26 @@ def test_a_broker_that_dies_answers_what_it_owes_and_is_found_again(two_brokers:
             assert (code, "ended the connection before it answered" in remark) == (14, True)
             cluster.restart_broker()
             assert producer.send(Message("dying", b"two")).queue.broker_name == name
+
+
+def test_a_heartbeat_finds_the_only_broker_as_soon_as_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That there was none is not remembered for 20 s, as the brokers of a cluster are."""
+    monkeypatch.setattr(brokers, "ASK_GAP_S", 0.0)
+    body = encode_body(HeartbeatData(client_id="beating"))
+
+    async def beat(address: str) -> Command:
+        client = RemotingClient()
+        try:
+            return await client.invoke(address, RequestCode.HEART_BEAT, {}, body)
+        finally:
+            await client.close()
+
+    with LocalCluster() as cluster, front_of(cluster.namesrv) as front:
+        cluster.stop_broker()
+        answer = asyncio.run(beat(front.address))
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no broker is there")
+        cluster.restart_broker()
+        assert asyncio.run(beat(front.address)).code == ResponseCode.SUCCESS
 
 
 def test_a_client_that_leaves_takes_its_connections_with_it(two_brokers: LocalCluster) -> None:

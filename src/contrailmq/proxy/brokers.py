@@ -114,9 +114,10 @@ class Brokers:
         return (name, address) if address is not None and is_fresh else None
 
     async def masters(self, *, wanted: str = "") -> dict[str, str]:
-        """Asked for again when they are old, or `wanted` is not among them."""
+        """Asked for again when they are old, when `wanted` is not among them, and when there was none at all."""
         age_s = self._loop.time() - self._asked_s
-        if age_s >= REMEMBER_S or (wanted not in self._masters and wanted and age_s >= ASK_GAP_S):
+        is_enough = wanted in self._masters if wanted else bool(self._masters)
+        if age_s >= REMEMBER_S or (not is_enough and age_s >= ASK_GAP_S):
             self._asked_s = self._loop.time()
             answer = await self._instance.name_servers.invoke(
                 RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=self._instance.options.request_timeout_s
