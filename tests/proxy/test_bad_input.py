@@ -197,10 +197,16 @@ def _load_is_bounded(cluster: LocalCluster, streams: int, receives: int) -> None
             open_streams.append(stream)
         await asyncio.gather(*(stream.read() for stream in open_streams))
         after_streams_mb = resident_mb(pid)
-        caller = Caller(channels[0], "holding")
+        callers = [Caller(channel, "holding") for channel in channels]  # a connection takes 4,096 calls at a time
         held = [
             asyncio.ensure_future(
-                receive(caller, "held", f"holders-{number % 50}", long_polling_timeout=seconds(20), timeout_s=60)
+                receive(
+                    callers[number % 8],
+                    "held",
+                    f"holders-{number % 50}",
+                    long_polling_timeout=seconds(20),
+                    timeout_s=60,
+                )
             )
             for number in range(receives)
         ]

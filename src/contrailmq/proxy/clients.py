@@ -27,6 +27,7 @@ GONE_S: Final = 15.0  # heartbeats come every 10 s
 SCAN_S: Final = 5.0
 CLIENTS_MAX: Final = 20_000
 COMMANDS_MAX: Final = 256  # that wait for a client that does not read; a transaction is asked about again
+SETTINGS_BYTES_MAX: Final = 1024 * 1024  # they are kept; 1,000 topics with filters have room
 TOPICS_MAX: Final = 1_000  # of one client's settings
 RELAY_S: Final = 5.0  # for the answer to a command
 SEND_ATTEMPTS: Final = 3
@@ -88,6 +89,8 @@ class Clients:
 
     async def settle(self, client: Client, settings: Wire) -> Wire:
         """Take a client's settings; the answer is what it must work with."""
+        if (size_bytes := settings.ByteSize()) > SETTINGS_BYTES_MAX:
+            raise Refused(Code.BAD_REQUEST, f"settings of {size_bytes} bytes, the limit is {SETTINGS_BYTES_MAX}")
         kind = settings.WhichOneof("pub_sub")
         if kind is None:
             raise Refused(Code.BAD_REQUEST, "the settings are neither a producer's nor a consumer's")

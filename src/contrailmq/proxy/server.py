@@ -41,13 +41,20 @@ _log = logging.getLogger("contrailmq.proxy")
 GRPC_PORT: Final = 8081
 LOOK_S: Final = 3.0
 MESSAGE_BYTES_MAX: Final = 130 * 1024 * 1024
-_OPTIONS: Final = (
+STREAMS_MAX: Final = 4096  # calls of one connection at a time; what it opens beyond that is refused
+# Calls that grpcio has not handed to us yet. Beyond 1,000, its default, it ends calls of anybody, by chance: one
+# connection must not bring that about.
+PENDING_MAX: Final = 2 * STREAMS_MAX
+GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 30_000),  # a client whose machine is gone is noticed
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.server.max_pending_requests", PENDING_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_MAX),
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
 )
 
@@ -100,7 +107,7 @@ class ProxyServer:
         if self._broker is not None:
             self._cluster.instance.remoting.serve_here(*self._broker)
         service = self.service = Service(self._cluster)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=GRPC_OPTIONS)
         self._server.add_generic_rpc_handlers((_handlers(service, self.served),))
         try:
             if config.tls is not None:

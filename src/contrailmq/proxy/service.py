@@ -86,6 +86,7 @@ class Service:
         try:
             while (command := await commands.get()) is not None:
                 yield command
+                commands.task_done()
             reading.result()  # what ended it, if it was not the client
         finally:
             reading.cancel()
@@ -98,6 +99,7 @@ class Service:
                 self.clients.find(client.id)
                 kind = command.WhichOneof("command")
                 if kind == "settings":
+                    await commands.join()  # who does not read what we say is not listened to
                     await commands.put(await self.clients.settle(client, command.settings))
                 elif kind in ("thread_stack_trace", "verify_message_result"):
                     self.clients.answered(client, command)
