@@ -198,6 +198,7 @@ Ours = Annotated[
 ]
 Other = Annotated[str | None, typer.Option(help="A second command like that, in place of Apache's broker.")]
 _JARS = Path(tempfile.gettempdir(), "rocketmq-5.5.0-lib")
+_PROXY_JARS = Path(tempfile.gettempdir(), "rocketmq-5.5.0-proxy-lib")
 
 
 @app.command("mixed")
@@ -341,6 +342,37 @@ def console(
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(1) from exc
     show("console", figures, as_json=as_json)
+
+
+@app.command("grpc")
+def grpc_calls(
+    lib: Annotated[
+        Path, typer.Option("--lib", help="Folder with the jars of Apache's proxy; Maven fills it if it has none.")
+    ] = _PROXY_JARS,
+    ours: Annotated[
+        str | None,
+        typer.Option(help="Our command with {store}, {namesrv_port}, {broker_port} and {grpc_port}; contrailmq up."),
+    ] = None,
+    other: Other = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of each server, alternating.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 6.0,
+    messages: Annotated[int, typer.Option(help="In the topic; a round ends early without enough.", min=1)] = 100_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """SendMessage, ReceiveMessage, AckMessage: our broker beside Apache's with its proxy, and an empty handler."""
+    from bench.grpc_calls import OURS, measure_grpc
+    from bench.mixed import NotDelivered, Settings
+
+    settings = Settings(
+        lib, ours or OURS, other, rounds=rounds, seconds=seconds, warm_seconds=seconds, directory=directory
+    )
+    try:
+        figures = measure_grpc(settings, messages=messages)
+    except NotDelivered as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+    show("gRPC, ours / the other's (ratio), and grpcio alone", figures, as_json=as_json)
 
 
 @app.command("spark")
