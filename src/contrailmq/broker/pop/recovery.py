@@ -4,9 +4,11 @@
 Records behind these ends are applied to it. A record that the timer has copied to the revive log was applied when it
 went into the timer, so copies are passed over.
 
-The picture does not count when somebody else has revived messages since: Apache's broker moves the offset of its group
-CID_RMQ_SYS_REVIVE_GROUP then, and the picture knows what we had committed. Without a picture (Apache's store, a slave
-that became a master) the log says it all:
+The picture does not count when the log ends before `log_end`: a power failure took records that it has, and that no
+queue had yet. It is removed then, before the log grows beyond that place with other records. Nor does it count when
+somebody else has revived messages since: Apache's broker moves the offset of its group CID_RMQ_SYS_REVIVE_GROUP then,
+and the picture knows what we had committed. Without a picture (Apache's store, a slave that became a master) the log
+says it all:
 
     not delivered by the timer yet                         in flight, less its acknowledgements
     in the revive log behind the group's committed offset  in flight, less its acknowledgements
@@ -59,6 +61,7 @@ class Picture(msgspec.Struct, kw_only=True):
     """The table at one moment."""
 
     note: str = "ContrailMQ's own; without it a start reads the log"
+    log_end: int = 0  # what it knows is in the log up to there
     timer_offset: int
     revive_offsets: dict[int, int]
     revived: dict[int, list[int]]  # revive queue -> what our commit of REVIVE_GROUP was, and is
@@ -70,6 +73,7 @@ class Picture(msgspec.Struct, kw_only=True):
 def picture_of(node: BrokerNode, in_flight: InFlight, revive_log: ReviveLog, revived: dict[int, list[int]]) -> Picture:
     store = node.store
     return Picture(
+        log_end=store.appended_offset,
         timer_offset=store.max_offset(SystemTopic.TIMER, 0),
         revive_offsets={number: store.max_offset(revive_log.topic, number) for number in range(revive_log.queues)},
         revived={number: list(values) for number, values in revived.items()},
@@ -138,8 +142,10 @@ class Recovery:
 
     def _is_ours(self, picture: Picture) -> bool:
         """Whether nobody else has revived anything since, and the log still has what the picture builds on."""
-        if picture.timer_offset > self._store.max_offset(SystemTopic.TIMER, 0):
-            return False  # the end of the log is gone: what was read then may be too
+        if picture.log_end > self._clock.opened_at or picture.timer_offset > self._store.max_offset(
+            SystemTopic.TIMER, 0
+        ):
+            return False  # the end of the log is gone: what was read or written then may be too
         return all(self._committed(number) in picture.revived.get(number, [-1]) for number in range(self._log.queues))
 
     def _take_picture(self, picture: Picture) -> None:

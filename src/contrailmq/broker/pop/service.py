@@ -124,6 +124,8 @@ class PopService:
         self.orders.open()
         recovery = Recovery(self._node, self.in_flight, self.log)
         recovery.run()
+        if not recovery.is_from_picture:
+            (self._node.config_path / PICTURE_FILE).unlink(missing_ok=True)  # recovery.py says why
         for queue in self.in_flight.queues.values():
             if queue.next_offset != queue.committed:
                 self.positions.moved(queue, queue.next_offset, self._node.store.appended_offset)
