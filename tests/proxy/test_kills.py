@@ -263,7 +263,8 @@ class Trial:
 
     async def end(self) -> None:
         for process in (*self.consumers, *([self.proxy] if self.proxy is not None else [])):
-            process.kill()
+            if process.returncode is None:  # consumers may have ended by themselves, which `listen` reports
+                process.kill()
             await process.wait()
         await asyncio.gather(*self.listening)
 
