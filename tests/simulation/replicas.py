@@ -33,6 +33,9 @@ _REPORT: Final = struct.Struct(">q")
 _HEAD: Final = struct.Struct(">qi")
 _SIZE_AND_MAGIC: Final = struct.Struct(">iI")
 _BLANK: Final = BLANK_MAGIC & 0xFFFFFFFF
+_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
+_PLACE_AT: Final = 28  # of a record's own offset in the log
+_PLACE: Final = struct.Struct(">q")
 
 
 class LogBytes:
@@ -61,11 +64,14 @@ class LogBytes:
         return self._joined(begin, end, self._disk.durable)
 
     def record(self, offset: int) -> bytes:
-        """The record that begins there; empty where none does."""
-        head = self.read(offset, offset + _SIZE_AND_MAGIC.size)
-        if len(head) < _SIZE_AND_MAGIC.size:
+        """The record that begins there; empty where none does, as inside one that was written after a power cut."""
+        head = self.read(offset, offset + _PLACE_AT + _PLACE.size)
+        if len(head) < _PLACE_AT + _PLACE.size:
             return b""
-        return self.read(offset, offset + max(0, _SIZE_AND_MAGIC.unpack(head)[0]))
+        size_bytes, magic = _SIZE_AND_MAGIC.unpack_from(head)
+        if magic not in _MAGICS or _PLACE.unpack_from(head, _PLACE_AT) != (offset,):
+            return b""
+        return self.read(offset, offset + size_bytes)
 
     def border_before(self, begin: int, end: int) -> int:
         """The last border between records up to `end`; `begin` is one. Each file is read once."""

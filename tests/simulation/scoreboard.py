@@ -397,9 +397,6 @@ def _rest() -> list[str]:
         "- Seed 174 of one minute (full, read-error, sync-error) failed once, on an earlier state of the package, and "
         "passes now: consumers of POP never got a committed message. The loss after a failed sync, above, ends like "
         "that; whether it was the same is not known.",
-        "- Seed 2011 of ten minutes fails (ASYNC_FLUSH, one master with a slave that stands in for it, 36 times "
-        "group-cut and 23 times kill): where an acknowledged message stood is another, and no power cut that the "
-        "checker knows of explains that.",
         "",
         "## Not covered",
         "",

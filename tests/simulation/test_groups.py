@@ -6,22 +6,25 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from contrailmq.broker import server
+from contrailmq.message.codec import encode_record
 from simulation import runs
 from simulation.checker import unfinished, unsafe
 from simulation.cluster import BROKER_PORT, Cluster
-from simulation.disks import Loss
+from simulation.disks import Disk, Loss
 from simulation.faults import GROUP_KINDS, Plan, draw_group, has_slaves
 from simulation.history import READERS, History, Place
-from simulation.network import Stream
+from simulation.network import Host, Network, Stream
 from simulation.planted import BY_NAME
-from simulation.replicas import Likeness
+from simulation.replicas import Likeness, LogBytes
 from simulation.test_trial import apart, with_each_kind
 from simulation.trial import CLIENTS, Trial, plan_of, run_group_seed
+from simulation.world import World
 
 T = TypeVar("T")
 SEEDS = range(1, 6)
@@ -47,6 +50,36 @@ def test_each_kind_of_fault_keeps_every_promise_of_a_group(kind: str, flush: str
         assert any(fault.kind == kind for fault in verdict.plan.faults)
         assert verdict.plan.flush == flush
         assert verdict.problems == []
+
+
+def test_a_record_is_found_where_it_begins_and_not_inside_another(tmp_path: Path) -> None:
+    """Seed 2011 of ten minutes: a place that a power cut took lay inside a later body, whose bytes passed for a size
+    that led to the end of the log, and so to a copy of the lost message."""
+    host = bytes(8)
+    log, places = b"", []
+    for number, body in enumerate((b"first", b"P" * 200, b"first again")):
+        places.append(len(log))
+        log += encode_record(
+            "T",
+            body,
+            b"",
+            queue_id=0,
+            queue_offset=number,
+            physical_offset=len(log),
+            born_host=host,
+            store_host=host,
+            born_time_ms=1,
+            store_time_ms=1,
+        )
+    folder = tmp_path / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    (folder / "0".zfill(20)).write_bytes(log)
+    world = World(1)
+    seen = LogBytes(Disk(world, Host(Network(world), "b0", "10.0.0.1"), tmp_path))
+    found = [seen.record(place) for place in places]
+    assert b"".join(found) == log
+    assert [b"first" in record for record in found] == [True, False, True]
+    assert {seen.record(offset) for offset in range(len(log)) if offset not in places} == {b""}
 
 
 def test_a_seed_with_slaves_and_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte() -> None:
