@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,16 @@ app = typer.Typer(help="Measure: CPU microseconds per message and ratios to a ba
 Directory = Annotated[
     Path | None, typer.Option("--dir", help="Where the temporary store is made (default: the system's directory).")
 ]
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """What a benchmark says that it could not do is a line and exit code 1, not a traceback."""
+    try:
+        yield
+    except ContrailError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
 
 
 @app.command("codec")
@@ -214,7 +225,7 @@ def mixed(
     as_json: AsJson = False,
 ) -> None:
     """Topics, sizes, properties and groups of many kinds at once, beside Apache's broker."""
-    from bench.mixed import OURS, NotDelivered, Settings, measure_mixed
+    from bench.mixed import OURS, Settings, measure_mixed
 
     forms = tuple(headers.split(","))
     if not set(forms) <= {"json", "binary"}:
@@ -222,11 +233,8 @@ def mixed(
     settings = Settings(
         lib, ours or OURS, other, forms, rounds, seconds, warm_seconds=seconds, mebibytes=mebibytes, directory=directory
     )
-    try:
+    with errors_in_one_line():
         show("mixed load, ours / the other's (ratio)", measure_mixed(settings), as_json=as_json)
-    except NotDelivered as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from exc
 
 
 @app.command("replication")
@@ -284,17 +292,14 @@ def apache_programs(
 ) -> None:
     """Apache's own benchmark programs against both brokers."""
     from bench.apache_programs import PROGRAMS, measure_programs
-    from bench.mixed import OURS, NotDelivered, Settings
+    from bench.mixed import OURS, Settings
 
     wanted = tuple(program for program in PROGRAMS if program.name in only.split(","))
     if len(wanted) < len(only.split(",")):
         raise typer.BadParameter(f"--only {only}: there are {', '.join(program.name for program in PROGRAMS)}")
     settings = Settings(lib, ours or OURS, other, rounds=rounds, seconds=seconds, directory=directory)
-    try:
+    with errors_in_one_line():
         figures = measure_programs(settings, programs=wanted, backlog_seconds=backlog_seconds)
-    except NotDelivered as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from exc
     show("Apache's benchmark programs, ours / the other's (ratio)", figures, as_json=as_json)
 
 
@@ -310,17 +315,14 @@ def pop(
     as_json: AsJson = False,
 ) -> None:
     """POP and acknowledgement over remoting, beside Apache's broker."""
-    from bench.mixed import OURS, NotDelivered, Settings
+    from bench.mixed import OURS, Settings
     from bench.pop import measure_pop
 
     settings = Settings(
         lib, ours or OURS, other, rounds=rounds, seconds=seconds, warm_seconds=seconds, directory=directory
     )
-    try:
+    with errors_in_one_line():
         figures = measure_pop(settings, messages=messages)
-    except NotDelivered as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from exc
     show("POP and acknowledgement, ours / the other's (ratio)", figures, as_json=as_json)
 
 
@@ -334,13 +336,10 @@ def console(
     as_json: AsJson = False,
 ) -> None:
     """The console in chromium, over thousands of topics: time to its pages, and what its questions cost the broker."""
-    from bench.console import NotMeasured, measure_console
+    from bench.console import measure_console
 
-    try:
+    with errors_in_one_line():
         figures = measure_console(topics=topics, groups=groups, visits=visits, seconds=seconds, directory=directory)
-    except NotMeasured as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from exc
     show("console", figures, as_json=as_json)
 
 
@@ -362,16 +361,13 @@ def grpc_calls(
 ) -> None:
     """SendMessage, ReceiveMessage, AckMessage: our broker beside Apache's with its proxy, and an empty handler."""
     from bench.grpc_calls import OURS, measure_grpc
-    from bench.mixed import NotDelivered, Settings
+    from bench.mixed import Settings
 
     settings = Settings(
         lib, ours or OURS, other, rounds=rounds, seconds=seconds, warm_seconds=seconds, directory=directory
     )
-    try:
+    with errors_in_one_line():
         figures = measure_grpc(settings, messages=messages)
-    except NotDelivered as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from exc
     show("gRPC, ours / the other's (ratio), and grpcio alone", figures, as_json=as_json)
 
 
