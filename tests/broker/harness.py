@@ -180,7 +180,15 @@ class Bench:
         self.settle()
         self.loop.close()
         self._worker.shutdown()
+        self.let_go()
         self.store.close()
+
+    def let_go(self) -> None:
+        """Of the journals, as they are: what a stopped broker writes down at last is for the test to ask for."""
+        self.node.offset_journal.close()
+        self.delay.crash()
+        self.timers.crash()
+        self.pop.close()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         return self.loop.run_until_complete(work)

@@ -41,10 +41,7 @@ class PopBench(Bench):
         self.is_stopped = True
         for name in (TOPICS_FILE, GROUPS_FILE):
             save(self.node.config_path / name, self.node.snapshots()[name]()())
-        self.pop.crash()
-        self.delay.crash()
-        self.timers.crash()
-        self.node.offset_journal.close()
+        self.let_go()
         self.loop.close()
         self._worker.shutdown()
         self.store.abandon()

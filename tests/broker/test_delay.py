@@ -48,7 +48,7 @@ class DelayBench(Bench):
         return DelayBench(path, clock=ManualClock(self.clock.now_ms()), **settings)
 
     def kill(self) -> None:
-        self.delay.crash()
+        self.let_go()
         self.store.abandon()
         self.loop.close()
         self._worker.shutdown()

@@ -72,7 +72,7 @@ class TimerBench(Bench):
 
     def restarted(self, path: Path) -> TimerBench:
         now_ms = self.clock.now_ms()
-        self.timers.crash()
+        self.let_go()
         self.store.abandon()
         self.loop.close()
         self._worker.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -169,15 +169,18 @@ def test_the_processes_of_a_pool_end_with_the_process_that_made_it(tmp_path: Pat
         server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
         assert len({*workers, server, maker.pid}) == 4
         running = {os.pidfd_open(pid): pid for pid in (*workers, server)}
+        ends = opened.enter_context(selectors.DefaultSelector())  # which takes numbers above 1,023 too
         for handle in running:
             opened.callback(os.close, handle)
+            ends.register(handle, selectors.EVENT_READ)
         maker.kill()
         deadline_s = time.monotonic() + DEADLINE_S
         while running:
-            ended, _, _ = select.select(running, [], [], max(0.0, deadline_s - time.monotonic()))
+            ended = [key.fd for key, _ in ends.select(max(0.0, deadline_s - time.monotonic()))]
             if not ended:
                 for handle in running:
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                 pytest.fail(f"{DEADLINE_S:g} s after {maker.pid} was killed {list(running.values())} still ran")
             for handle in ended:
+                ends.unregister(handle)
                 del running[handle]

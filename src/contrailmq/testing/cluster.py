@@ -222,8 +222,6 @@ class LocalCluster:
             "bindAddress": "127.0.0.1",
             "brokerIP1": "127.0.0.1",
             "listenPort": "0",
-            "haListenPort": "0",
-            "enableFastListenPort": "false",
             "namesrvAddr": namesrv,
         }
         said = with_client_side(properties | ({"slaveReadEnable": "true"} if role else {}) | self._config)

@@ -52,7 +52,7 @@ class ThreadlessMember:
 
     def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None:
         self._path = path
-        self._properties = dict(properties)
+        self._properties = with_free_ports(properties)
         self._store_settings = dict(store_settings)
         self._server: BrokerServer | None = None
         self.address = ""
@@ -77,9 +77,6 @@ class ThreadlessMember:
         self._server = server
         self.address = server.address
         self._properties["listenPort"] = str(server.port)
-        self._properties["enableFastListenPort"] = str(
-            config.is_vip_channel_enabled and config.listen_port != 0
-        ).lower()
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -101,7 +98,7 @@ class ProcessMember:
     def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None:
         self._path = path
         defaults = {rocketmq_key(name): str(value) for name, value in store_settings.items()}
-        self._properties = defaults | dict(properties) | {"storePathRootDir": str(path)}
+        self._properties = defaults | with_free_ports(properties) | {"storePathRootDir": str(path)}
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: asyncio.ReadTransport | None = None
         self._said: asyncio.Task[None] | None = None
@@ -183,6 +180,13 @@ class ProcessMember:
         if self.on_line is not None:
             self.on_line(line)
         return line
+
+
+def with_free_ports(properties: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a broker that may take any port. It comes back to the one that it got, and so does not ask for those
+    beside it: by then they may be somebody else's."""
+    beside = {"haListenPort": "0", "enableFastListenPort": "false"} if properties.get("listenPort") == "0" else {}
+    return beside | dict(properties)
 
 
 async def figures(client: RemotingClient, member: Member) -> dict[str, str]:

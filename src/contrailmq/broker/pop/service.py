@@ -155,7 +155,7 @@ class PopService:
         """The tables are saved for the last time."""
         self.orders.saved()
 
-    def crash(self) -> None:
+    def close(self) -> None:
         """Let go of the files as they are, as a killed process does."""
         self._is_running = False
         self.orders.close()
