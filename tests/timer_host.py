@@ -19,9 +19,11 @@ from contrailmq.store import StoreConfig, decode_record, encode_record
 from contrailmq.store.base.errors import StoreReadOnlyError
 from contrailmq.store.base.status import AppendResult, Copy, PutStatus
 from contrailmq.store.timer.admission import Scheduled, admit
+from contrailmq.store.timer.timer_store import TimerStore
 
 _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")  # a record up to its body
 HOST = encode_host("127.0.0.1", 10911)
+MADE: list[TimerStore] = []  # by a bench, in this test: store/timer/conftest.py lets go of their files when it ends
 
 
 class MemoryHost:

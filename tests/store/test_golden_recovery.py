@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ def expected_of(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(params=GOLDEN_STORES)
-def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PlainStore, dict[str, Any]]:
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PlainStore, dict[str, Any]]]:
     name: str = request.param
-    return PlainStore(unpack_golden(name, tmp_path)), expected_of(name)
+    store = PlainStore(unpack_golden(name, tmp_path))
+    yield store, expected_of(name)
+    store.close()
 
 
 def check_answers(store: PlainStore, expected: dict[str, Any]) -> None:
@@ -60,6 +63,7 @@ def test_the_answers_are_the_same_after_closing_and_opening_again(tmp_path: Path
         assert store.recovery.was_clean_exit
         assert not store.recovery.found_damage
         assert store.recovery.units_added == store.recovery.index_entries_added == 0
+        store.close()
 
 
 @pytest.mark.parametrize("name", CLEAN)

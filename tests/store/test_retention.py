@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -62,6 +63,11 @@ class Scene:
             self.config, self.files, self.clock, self.log, self.queues, self.index, on_disk_full=self.full.append
         )
 
+    def close(self) -> None:
+        assert self.index is not None
+        for part in (self.log, self.queues, self.index):
+            part.close()
+
     def age(self, hours: float, count: int) -> None:
         """Make the oldest files that old."""
         then = self.clock.now_ms() / 1000 - hours * 3600
@@ -78,10 +84,11 @@ def _at_hour(hour: int) -> int:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     scene.age(73, 2)
-    return scene
+    yield scene
+    scene.close()
 
 
 def test_expired_files_go_in_the_hour_of_delete_when_only(scene: Scene) -> None:

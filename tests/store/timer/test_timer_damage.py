@@ -11,7 +11,6 @@ import pytest
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, decode_checkpoint, encode_checkpoint
 from contrailmq.store.timer.metrics import TopicCounts
-from contrailmq.store.timer.timer_store import TimerStore
 from store.timer.test_timer_store import Bench, FilesWithoutSync
 
 TIMERS = 60
@@ -51,7 +50,7 @@ def test_a_read_that_failed_passes_over_no_timer(tmp_path: Path) -> None:
     """It is tried again within the same tick of the wheel: what ended the walk over the slots is not their end."""
     files, bench = UnreadableFiles(), Bench(tmp_path)
     bench.timer.close(bench.clock.now_ms())
-    bench.timer = TimerStore(bench.host, files, bench.workers, slots_total=bench.slots_total)
+    bench.timer = bench.made(files)
     bench.timer.open(bench.clock.now_ms())
     bench.host.send(b"m", TIMER_DELAY_SEC="2")
     bench.tick()

@@ -44,7 +44,7 @@ class Slave(Bench):
         super().__init__(path, broker_role="SLAVE", timer_flush_interval_ms=86_400_000, **settings)
 
     def opened(self) -> TimerStore:
-        timer = TimerStore(self.host, FilesWithoutSync(), self.workers, slots_total=self.slots_total)
+        timer = self.made(FilesWithoutSync())
         self.recovered = timer.open(self.clock.now_ms(), elsewhere=self.other, may_deliver=True)
         return timer
 

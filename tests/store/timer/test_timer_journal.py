@@ -12,7 +12,7 @@ import pytest
 
 from contrailmq.message import SystemTopic
 from contrailmq.store.base.errors import StoreIOError
-from contrailmq.store.timer import TimerCheckpoint, TimerStore, encode_checkpoint
+from contrailmq.store.timer import TimerCheckpoint, encode_checkpoint
 from contrailmq.store.timer.delivered import Delivered
 from store.timer.test_timer_milliseconds import TICK_MS, go_to, mark, send_at, started_again
 from store.timer.test_timer_store import START_MS, Bench, FilesWithoutSync
@@ -245,7 +245,7 @@ def test_a_start_on_a_full_disk_opens_the_timers_and_repeats_nothing(bench: Benc
     deliver(bench)
     bench.timer.crash()
     disk = FullDisk()
-    bench.timer = TimerStore(bench.host, disk, bench.workers, slots_total=bench.slots_total)
+    bench.timer = bench.made(disk)
     bench.timer.open(bench.clock.now_ms())
     assert sum(path.stat().st_size for path in journal_files(bench)) > 0
     disk.is_full = False
@@ -286,7 +286,7 @@ def test_what_is_delivered_while_the_timer_log_takes_no_new_timers_is_noted_too(
     """Else a kill would repeat all that was delivered since the disk was full, hours ago."""
     bench.timer.crash()
     disk = FullTimerLog()
-    bench.timer = TimerStore(bench.host, disk, bench.workers, slots_total=bench.slots_total)
+    bench.timer = bench.made(disk)
     bench.timer.open(bench.clock.now_ms())
     send_at(bench, 100, 300, 500)
     go_to(bench, 0)

@@ -16,7 +16,7 @@ from contrailmq.store.base.errors import StoreReadOnlyError
 from contrailmq.store.base.status import PutStatus
 from contrailmq.store.timer import TimerCheckpoint, TimerStore, due
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
-from timer_host import MemoryHost
+from timer_host import MADE, MemoryHost
 
 START_MS = 1_794_710_242_345
 DAY_MS = 86_400_000
@@ -46,8 +46,13 @@ class Bench:
         self.timer = self.opened()
 
     def opened(self) -> TimerStore:
-        timer = TimerStore(self.host, FilesWithoutSync(), self.workers, slots_total=self.slots_total)
+        timer = self.made(FilesWithoutSync())
         self.recovered = timer.open(self.clock.now_ms())
+        return timer
+
+    def made(self, files: Files) -> TimerStore:
+        timer = TimerStore(self.host, files, self.workers, slots_total=self.slots_total)
+        MADE.append(timer)
         return timer
 
     def tick(self) -> None:
