@@ -182,7 +182,7 @@ class Group:
         self.until(lambda: bool(self.admin.ha_status(self.master.address).ha_connection_info), "a slave is connected")
         self.until(lambda: self.place(self.slave).readable_end >= self.place(self.master).log_end, "the slave has all")
 
-    def until(self, fact: Callable[[], bool], what: str, seconds: float = START_S) -> None:
+    def until(self, fact: Callable[[], bool], what: str, seconds: float = START_S, *, look_s: float = LOOK_S) -> None:
         """A broker that answers with an error, or not at all, is asked again: Apache's does while its log begins."""
         deadline = time.monotonic() + seconds
         while True:
@@ -198,7 +198,7 @@ class Group:
                 raise NotDelivered(
                     f"{self.name}: waited {seconds:g} s until {what}{error}; the slave's last lines:\n{logs}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(look_s)
 
     def keep_slaves_store(self) -> Path:
         """A copy of the stopped slave's store as it is now."""

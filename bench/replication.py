@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench import compare
-from bench.groups import LOOK_S, Group, Server, apache_command, ours_command
+from bench.groups import Group, Server, apache_command, ours_command
 from bench.mixed import VERSION, Figures, build_load, run_load
 
 PARTS: Final = ("memory", "async", "catch-up", "sync")  # in this order: the last one starts the brokers again
 SHAPES: Final = ((64, 1), (16, 32))  # connections x requests in flight
 BODY_BYTES: Final = 1024
 CATCH_UP_S: Final = 120.0  # then it is given up
+WATCH_S: Final = 0.2  # between two looks at a catch-up: a broker's answer takes milliseconds that it then has not
 BESIDE_S: Final = 1.0  # of each load beside a catch-up: short, because that takes a few seconds
 SYNC: Final = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2}
 
@@ -255,7 +256,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._group.until(self._is_over, "it has caught up", CATCH_UP_S)
+            self._group.until(self._is_over, "it has caught up", CATCH_UP_S, look_s=WATCH_S)
         except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
             self._error = exc
 
@@ -279,8 +280,8 @@ class _Watch(threading.Thread):
         cpu_s = self._readable.cpu_s - self._first.cpu_s
         return _Followed(
             mb,
-            mb / max(self._logged.at_s - self._first.at_s, LOOK_S),
-            mb / max(self._readable.at_s - self._first.at_s, LOOK_S),
+            mb / max(self._logged.at_s - self._first.at_s, WATCH_S),
+            mb / max(self._readable.at_s - self._first.at_s, WATCH_S),
             cpu_s * 1e3 / max(mb, 1),
         )
 

@@ -203,13 +203,14 @@ class Dispatcher:
         return state, offset, size, code, time_ms, queue_offset, hashes, sys_flag, properties
 
     def _tell(self, chunk: list[DispatchFact]) -> None:
-        listeners, watchers = self.listeners, self.watchers
+        listeners = self.listeners
+        watchers = [queues for queues, _ in self.watchers if queues]  # most of the time nobody waits for anything
         before: QueueState | None = None
         is_heard = False  # whether anyone listens to the queue of the record before; most records follow one of theirs
         for state, _, _, code, time_ms, queue_offset, _, sys_flag, properties in chunk:
             if state is not before:
                 before, is_heard = state, bool(listeners)
-                for queues, _ in watchers:
+                for queues in watchers:
                     is_heard = is_heard or state.key in queues
             if sys_flag & SysFlag.TRANSACTION_PREPARED:
                 continue

@@ -305,11 +305,15 @@ class PopService:
 
 
 class _Awaited:
-    """The queues that somebody waits for, as the store asks for them."""
+    """The queues that somebody waits for, as the store asks for them: of nearly each message."""
 
-    def __init__(self, *tables: Waiters) -> None:
-        self._tables = tables
+    def __init__(self, poppers: Waiters, notified: Waiters) -> None:
+        self._poppers = poppers
+        self._notified = notified
+
+    def __len__(self) -> int:
+        return len(self._poppers) + len(self._notified)
 
     def __contains__(self, queue: object) -> bool:
         assert isinstance(queue, tuple)
-        return any(queue[0] in table for table in self._tables)
+        return queue[0] in self._poppers or queue[0] in self._notified
