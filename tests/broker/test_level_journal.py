@@ -325,7 +325,8 @@ def test_copies_that_the_write_buffer_pool_had_not_committed_are_delivered_again
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.SECTORS])
 def test_a_power_cut_at_any_moment_loses_no_message_that_waited(tmp_path: Path, loss: Loss) -> None:
-    """Any page of the log and of the journal may be lost, in any order: each message in the log is delivered."""
+    """Any page of the log and of the journal may be lost, in any order: each message in the log is delivered. At first
+    nothing is lost, so that the journal counts once; of the others it does in a few."""
     root = tmp_path / "run" / "store"
     root.mkdir(parents=True)
     files = FaultyFiles(root)
@@ -340,10 +341,11 @@ def test_a_power_cut_at_any_moment_loses_no_message_that_waited(tmp_path: Path, 
     last = files.journal.event
     bench.kill()
     rng = random.Random(11)
+    cuts = [(last, Loss.NOTHING)] + [(rng.randint(first, last), loss) for _ in range(48)]
     believed = 0
-    for cut in range(48):  # the journal counts in about one of ten
+    for cut, (at, lost) in enumerate(cuts):
         target = tmp_path / f"{cut}" / "store"
-        files.journal.image(rng.randint(first, last), target, rng, loss)
+        files.journal.image(at, target, rng, lost)
         again = started(target.parent, bench, **sizes)
         believed += any(again.delay.offsets.values())
         waited = {
@@ -352,7 +354,7 @@ def test_a_power_cut_at_any_moment_loses_no_message_that_waited(tmp_path: Path, 
         again.run_ms(20_000)
         assert waited <= {message.body for message in again.messages()}
         again.close()
-    assert believed or loss is not Loss.PAGES
+    assert believed
 
 
 def test_copies_before_one_that_the_log_refuses_are_noted_and_a_later_kill_does_not_repeat_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from broker.harness import Bench
 from broker.test_adoption import crashed, deleted
-from contrailmq.broker.state.offset_journal import OTHERS_MS
+from contrailmq.broker.state.config_files import ConfigFileError
+from contrailmq.broker.state.offset_journal import OTHERS_MS, OffsetJournal
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
@@ -255,6 +257,31 @@ def test_a_power_failure_leaves_no_journal_that_is_older_than_the_saved_table(tm
     bench = bench.killed()
     assert bench.committed() == "5"
     bench.close()
+
+
+class Unreadable(Files):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(self._name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().pread(descriptor, size_bytes, position)
+
+
+@pytest.mark.parametrize("name", ["offsets.journal.0", "offsets.journal.1"])
+def test_a_journal_that_cannot_be_read_lets_no_broker_start_and_is_kept(bench: JournaledBench, name: str) -> None:
+    """Else groups would get again what they have acknowledged, and the next entry would take the journal's place."""
+    bench.commit(5)
+    bench.note()
+    bench.node.offset_journal.close()
+    journal = OffsetJournal(Unreadable(name), bench.node.config_path, bench.node.offsets)
+    with pytest.raises(ConfigFileError, match=r"offsets\.journal\.\* cannot be read: .*Input/output error"):
+        journal.recover(bench.store.max_offset, lambda: pytest.fail("nothing was taken from it"))
+    again = bench.killed()
+    assert again.committed() == "5"
+    again.close()
 
 
 def test_a_slave_neither_writes_nor_believes_a_journal(bench: JournaledBench) -> None:

@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from contrailmq.broker.state.config_files import TableSaveError
+from contrailmq.broker.state.config_files import ConfigFileError, TableSaveError
 from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
 from contrailmq.store import RUN_BYTES_MAX, CopyPlace, EntryPlace, Files, Journal, Run
 
@@ -57,10 +57,17 @@ class OffsetJournal:
         """Bring the table, as its file has it, to what was committed later, and save it; how many queues.
 
         `end_of(topic, queue_id)` is the end of a queue. A journal whose table cannot be saved stays as it is.
+        ConfigFileError: a journal that counts cannot be read.
         """
         has_journal = bool(self._paths())
         is_overtaken = has_journal and self._is_overtaken()
         runs = self._journal.open() if has_journal else []
+        if self._journal.unread is not None and not is_overtaken:
+            raise ConfigFileError(
+                f"{self._directory / FILE_NAME}.* cannot be read: {self._journal.unread}; groups would get again what "
+                f"they committed since {OFFSETS_FILE} was saved. Mend the disk or the files' rights, or delete them if "
+                "that may be"
+            )
         if runs and self._table.journaled is not None:
             is_overtaken |= EntryPlace(self._journal.newest_run, len(runs[0])) < self._table.journaled
         try:

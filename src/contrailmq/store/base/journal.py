@@ -88,6 +88,7 @@ class Journal:
         self._number = 0
         self._position = 0
         self._is_failing = False
+        self.unread: OSError | None = None  # why a file that was there when it was opened could not be read
 
     # --- life
 
@@ -97,12 +98,16 @@ class Journal:
         `after_run` is one that an earlier life began, where somebody remembers that: new ones get greater numbers.
         """
         found: dict[int, Run] = {}
+        self.unread = None
+        is_there = False
         try:
             self._files.make_directory(self._paths[0].parent)
             for path in self._paths:
+                is_there = self._files.exists(path)
                 self._descriptors.append(self._files.open(path, create=True))
                 found |= self._read(self._descriptors[-1])
         except OSError as exc:
+            self.unread = exc if is_there else None
             self._fail(exc)
             self.close()
         self._newest_run = max(found, default=0)
