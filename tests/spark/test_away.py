@@ -6,6 +6,7 @@ What comes back does so inside the pauses themselves: a client's `forget_routes`
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 import contrailmq.spark.sources.rocketmq as rocketmq
-from contrailmq import Message, Producer
+from contrailmq import Admin, Message, Producer
 from contrailmq.cli import app
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
@@ -33,6 +34,7 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError, ResponseError
 from spark.test_rocketmq_source import settings_of
 
+GUARD_S = 120.0
 REFUSED = ConnectError("127.0.0.1:1", "refused")
 
 
@@ -324,6 +326,47 @@ def test_a_write_waits_for_its_broker(cluster: LocalCluster) -> None:
         sender.close()
         assert client.max_offset(first) == 5
         assert list(events) == []
+
+
+@pytest.mark.parametrize("is_escaping", [False, True])
+def test_a_write_waits_for_a_master_that_is_stood_in_for(tmp_path: Path, is_escaping: bool) -> None:
+    """A slave that acts shows the queues and takes nothing; the tries count only where somebody could take it."""
+    config = {"enableSlaveActingMaster": "true", "brokerHeartbeatInterval": "100", "syncBrokerMemberGroupPeriod": "50"}
+    config |= {"enableRemoteEscape": str(is_escaping).lower()}
+    with (
+        LocalCluster(slaves=1, store=tmp_path, config=config) as pair,
+        Admin(namesrv=pair.namesrv) as admin,
+        QueueReader(namesrv=pair.namesrv) as client,
+    ):
+        admin.create_topic("Copy", queues=1)
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 6:
+                pair.restart_broker(0)
+
+        sender = Sender(client, SinkSettings(pair.namesrv, topic="Copy", tries=1), sleep=pause)
+        first = sender.choose("Copy", None, None)
+        sender.add_to(first, Message("Copy", b"0"))
+        sender.flush()
+        pair.wait_until_replicated()
+        pair.kill_broker(0)
+        slave, deadline_s = pair.broker_addresses[pair.slave_index()], time.monotonic() + GUARD_S
+        while admin.broker_stats(slave)["isActingMaster"] != "true":
+            assert time.monotonic() < deadline_s, "no slave stands in"
+            time.sleep(0.05)
+        for number in range(1, 5):
+            sender.add_to(first, Message("Copy", b"%d" % number))
+        sender.flush()
+        later = Sender(client, SinkSettings(pair.namesrv, topic="Copy", tries=1), sleep=pause)
+        later.add_to(later.choose("Copy", None, None), Message("Copy", b"5"))
+        later.flush()
+        assert len(pauses) >= 6, "nobody waited"
+        reader = RocketMQReader(settings_of(nameServer=pair.namesrv, subscribe="Copy"))
+        assert bodies(reader, reader.partitions()) == [b"%d" % number for number in range(6)]
+        sender.close()
+        later.close()
 
 
 def test_a_write_to_a_broker_that_stays_away_fails_and_a_refusal_at_once(cluster: LocalCluster) -> None:
