@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Link, send_fields
-from broker.pop_bench import PopBench, Popped, popped
+from broker.pop_bench import POP, PopBench, Popped, popped
 from contrailmq.wire.header import Command
 from contrailmq.wire.pop_strings import encode_bits
 
@@ -307,4 +307,29 @@ def test_answers_wait_for_the_disk_under_synchronous_flush(tmp_path: Path) -> No
     repeated = bench.tell(200051, message.ack_fields("g"), settle=False)  # at once if the disk was quicker
     assert [answer.code for answer in repeated + durable()] == [0, 0]
     assert [answer.code for answer in bench.tell(200051, message.ack_fields("g"))] == [0]
+    bench.close()
+
+
+def test_a_pop_finds_what_the_same_wakeup_sent_and_dispatches_only_where_its_queue_has_ended(bench: PopBench) -> None:
+    send(bench, "a", "b")
+    bench.begin, link = 0, Link()
+    one = bench.pop_fields(maxMsgNums=1)
+    first = bench.popped(maxMsgNums=1)
+    late = [bench.command(310, send_fields(e=0), b"c"), bench.command(POP, one)]
+    bench.handlers.handle(link, late)
+    assert bench.store.max_offset("T", 0) == 2  # there was a message for this pop
+    bench.handlers.handle(link, [bench.command(POP, one)])
+    _, *answers = link.take()
+    later = [message for answer in answers for message in popped(answer, bench.config.broker_name)]
+    assert bodies(first + later) == ["a", "b", "c"]
+
+
+def test_a_group_that_begins_at_the_end_passes_over_what_the_same_wakeup_sent_before(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path, settings={"initPopOffsetByCheckMsgInMem": "false"})
+    send(bench, "a", "b")
+    link = Link()
+    pop = bench.command(POP, bench.pop_fields(initMode=1))
+    bench.handlers.handle(link, [bench.command(310, send_fields(e=0), b"c"), pop])
+    _, answer = link.take()
+    assert bodies(popped(answer, bench.config.broker_name)) == ["c"]  # the newest, as Apache's broker does
     bench.close()

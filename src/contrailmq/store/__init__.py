@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from contrailmq.store.replication.following import Following
     from contrailmq.store.replication.serving import Listen, Listening, ReplicationServer, SlaveStatus
     from contrailmq.store.replication.stream import ReplicationError
-    from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
+    from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, admit_at, wants_timer
     from contrailmq.store.timer.checkpoint import FlushPlan, TimerCheckpoint, decode_checkpoint, encode_checkpoint
     from contrailmq.store.timer.host import Elsewhere
     from contrailmq.store.timer.metrics import TopicCounts
@@ -126,6 +126,7 @@ __all__ = [
     "TruncateReport",
     "VerifyReport",
     "admit",
+    "admit_at",
     "check_record",
     "decode_checkpoint",
     "decode_record",
@@ -192,7 +193,7 @@ _NAMES: Final = {
     "contrailmq.store.replication.following": ("Following",),
     "contrailmq.store.replication.serving": ("Listen", "Listening", "ReplicationServer", "SlaveStatus"),
     "contrailmq.store.replication.stream": ("ReplicationError",),
-    "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
+    "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "admit_at", "wants_timer"),
     "contrailmq.store.timer.checkpoint": ("FlushPlan", "TimerCheckpoint", "decode_checkpoint", "encode_checkpoint"),
     "contrailmq.store.timer.host": ("Elsewhere",),
     "contrailmq.store.timer.metrics": ("TopicCounts",),

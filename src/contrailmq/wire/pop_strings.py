@@ -57,6 +57,8 @@ class PopHandle(NamedTuple):
 
 
 def _number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 19:  # nearly all of them, and 0.5 us less
+        return int(text)
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 19) or not -_LONG_MAX <= int(text) < _LONG_MAX:
         raise ValueError(f"{text[:32]!r} in a handle: a whole number of 64 bits is needed")

@@ -27,7 +27,7 @@ from contrailmq.message import RETRY_PREFIX, pop_retry_topic, pop_retry_topic_v2
 from contrailmq.store import AppendResult
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
-from contrailmq.wire.frame import encode_response
+from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command, Fields
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.pop_records import BatchAckBody, BatchAckEntry
@@ -37,6 +37,7 @@ from contrailmq.wire.pop_strings import ORDERED_QUEUE, PopHandle, decode_bits
 NO_REMARK: Final = "not set any response code"  # what Java's answers say where nothing was said
 ENTRIES_MAX: Final = 4096  # of one batch acknowledgement
 _NOTHING_CHANGED: Final = ChangeInvisibleTimeResponse()
+_ACKNOWLEDGED: Final = ReplyTemplate({})
 
 
 class Acking:
@@ -143,13 +144,17 @@ class Acking:
         return put
 
     def _confirm(self, connection: Peer, command: Command, end_offset: int) -> bytes | None:
+        node = self._node
+        is_sync_flush = node.store.config.is_sync_flush
         if not end_offset:
             # Nothing was in flight under the handle. An acknowledgement of it may still be on its way to the disk.
-            end_offset = self._node.store.appended_offset
-            if not self._node.store.config.is_sync_flush or self._node.store.durable_offset >= end_offset:
-                return encode_response(command, ResponseCode.SUCCESS)
-            self._node.after_append(wants_flush=True)
-        return self._node.acknowledging.confirm(connection, command, end_offset)
+            end_offset = node.store.appended_offset
+            if not is_sync_flush or node.store.durable_offset >= end_offset:
+                return _ACKNOWLEDGED.render(command, ())
+            node.after_append(wants_flush=True)
+        if not (is_sync_flush or node.replicas.is_awaited):
+            return _ACKNOWLEDGED.render(command, ())  # it is in the log, and waits for nothing
+        return node.acknowledging.confirm(connection, command, end_offset)
 
     # --- FIFO
 
@@ -278,10 +283,12 @@ class Acking:
     def _bounds(self, topic: str, queue_id: int, offset: int) -> tuple[int, int]:
         """The first offset of a queue, and the one after the last. What was appended in this wakeup is looked at only
         when `offset` is beyond: acknowledgements that came together are dispatched together."""
-        store = self._node.store
-        if offset >= store.max_offset(topic, queue_id):
+        reader = self._node.store.reader
+        queue = reader.any_queue(topic, queue_id)
+        if queue is None or offset >= queue.max_offset:
             self._node.dispatch_now()
-        return store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+            queue = reader.any_queue(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
 
 def _end_of(put: AppendResult) -> int:

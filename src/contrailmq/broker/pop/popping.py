@@ -159,7 +159,6 @@ class Popping:
         topic, group = checks.readable(header.topic, header.consumer_group, header.queue_id, connection, _NO_FIELDS)
         self._check_time(header.invisible_time)
         subscription = checks.subscription(header.topic, header.exp, header.exp_type, _NO_FIELDS)
-        node.dispatch_now()
         pop = Pop(connection, command, header, topic, group, subscription)
         pop.pop_time_ms = node.now_ms()
         pop.revive_queue = ORDERED_QUEUE if pop.is_ordered else self._log.next_queue()
@@ -232,7 +231,7 @@ class Popping:
         if wanted <= 0 or pop.size_bytes >= self._node.config.pull_bytes_max:
             pop.rest += self._behind(key, queue.next_offset)
             return True
-        if queue.next_offset >= self._node.store.max_offset(visit.topic, visit.queue_id):
+        if self._has_ended(queue):
             self._take_back_if_beyond(queue)
             return True
         result = None if self._is_heavy(pop) else self._read(self._node.store.get_slices_warm, pop, queue)
@@ -241,6 +240,17 @@ class Popping:
             return False
         self._take(pop, queue, result)
         return True
+
+    def _has_ended(self, queue: PopQueue) -> bool:
+        """Whether there is nothing to read. The queue is brought up to date only where this wakeup appended to it: the
+        checkpoints of pops that came together are dispatched together."""
+        topic, _, queue_id = queue.key
+        node, reader = self._node, self._node.store.reader
+        if queue.next_offset < reader.max_offset(topic, queue_id):
+            return False
+        if node.is_dispatch_due and reader.is_behind(topic, queue_id):
+            node.dispatch_now()
+        return queue.next_offset >= reader.max_offset(topic, queue_id)
 
     def _bury_first(self, pop: Pop, key: QueueKey) -> bool:
         """The message that a FIFO queue waits for becomes a dead letter when it was delivered too often."""
@@ -288,7 +298,7 @@ class Popping:
         )
 
     def _behind(self, key: QueueKey, offset: int) -> int:
-        return max(self._node.store.max_offset(key[0], key[2]) - offset, 0)
+        return max(self._node.store.reader.max_offset(key[0], key[2]) - offset, 0)
 
     def _is_heavy(self, pop: Pop) -> bool:
         return pop.subscription is not None and pop.subscription.is_heavy

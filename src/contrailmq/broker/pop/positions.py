@@ -98,6 +98,7 @@ class Positions:
 
     def _initial(self, topic: str, queue_id: int, init_mode: int) -> int:
         store = self._node.store
+        self._node.dispatch_now()  # a group that begins at the end begins after all that was stored before
         low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         if init_mode != FROM_LAST or topic.startswith(RETRY_PREFIX):
             return low

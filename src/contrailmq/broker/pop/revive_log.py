@@ -24,7 +24,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.in_flight import Checkpoint
 from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.message import Property, SystemTopic
-from contrailmq.store import AppendResult, PutStatus, TimerRefusal, admit
+from contrailmq.store import AppendResult, PutStatus, TimerRefusal, admit_at
 from contrailmq.wire.pop_records import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, AckBody, CheckpointBody
 
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -143,7 +143,7 @@ class ReviveLog:
             born_time_ms=node.now_ms(),
         )
         clock.look()
-        admitted = admit(properties, clock.wall_ms(), node.store.config)
+        admitted = admit_at(deliver_ms, clock.wall_ms(), node.store.config)
         if isinstance(admitted, TimerRefusal):
             return AppendResult(admitted.status, reason=admitted.reason)
         if admitted is not None:

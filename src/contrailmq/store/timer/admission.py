@@ -66,12 +66,18 @@ def admit(properties: Mapping[str, str], now_ms: int, config: StoreConfig) -> Sc
     deliver_ms = requested_time_ms(properties, now_ms)
     if isinstance(deliver_ms, TimerRefusal):
         return deliver_ms
+    return admit_at(deliver_ms, now_ms, config, is_mark=Property.TIMER_DELETE_UNIQUE_KEY in properties)
+
+
+def admit_at(
+    deliver_ms: int, now_ms: int, config: StoreConfig, *, is_mark: bool = False
+) -> Scheduled | TimerRefusal | None:
+    """`admit` of one whose delivery time is known; `is_mark`: it recalls another."""
     if not config.timer_wheel_enable:
         return TimerRefusal(
             PutStatus.WHEEL_TIMER_NOT_ENABLE,
             "the message asks for a delivery time and the timer wheel is off: set timerWheelEnable=true",
         )
-    is_mark = Property.TIMER_DELETE_UNIQUE_KEY in properties
     if deliver_ms <= now_ms:
         if is_mark:
             return TimerRefusal(
