@@ -198,7 +198,7 @@ def test_a_transaction_id_of_somebody_else_is_refused(text: str) -> None:
 
 def test_a_priority_is_stored_under_the_reference_s_name() -> None:
     sent = message("urgent", message_type=6, priority=3)
-    assert decode_properties(stored_properties(sent, "10.0.0.1:1").encode())["_SYS_MSG_PRIORITY_"] == "3"
+    assert decode_properties(stored_properties(sent, type_of(sent), "10.0.0.1:1").encode())["_SYS_MSG_PRIORITY_"] == "3"
     untyped = message("urgent", message_type=0, priority=0)
     assert type_of(untyped) == 6
 

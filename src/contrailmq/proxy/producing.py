@@ -19,7 +19,7 @@ from contrailmq.client.errors import number
 from contrailmq.client.transport.routes import TopicRoute, publish_queues
 from contrailmq.message import ContrailError, MessageQueue, Property, SysFlag, SystemTopic, parse_offset_message_id
 from contrailmq.message.hashing import java_hash
-from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, TRANSACTION, Cluster
+from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, REMEMBERED_MAX, TRANSACTION, Cluster
 from contrailmq.proxy.messages import body_of, check_sent, now_ms, stored_properties, type_of
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
@@ -46,19 +46,19 @@ class Producing:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._turn = random.randrange(1 << 16)
+        self._queues: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}  # of each route as it was last seen
 
     async def send(self, messages: list[Wire], peer: str, timeout_s: float) -> Wire:
         topic, kind = await self._check(messages)
         route = await self._cluster.route(topic)
-        queue = self._queue(topic, route, messages)
+        queue = self._queue(topic, route, messages[0], kind)
         address = await self._cluster.master(queue.broker_name, topic)
-        prepared = [(body_of(message), stored_properties(message, peer)) for message in messages]
-        entries = await asyncio.gather(
-            *(
-                self._send_one(message, body, properties, queue, address, kind, timeout_s)
-                for message, (body, properties) in zip(messages, prepared, strict=True)
-            )
-        )
+        prepared = [(body_of(message), stored_properties(message, kind, peer)) for message in messages]
+        sends = [
+            self._send_one(message, body, properties, queue, address, kind, timeout_s)
+            for message, (body, properties) in zip(messages, prepared, strict=True)
+        ]
+        entries = [await sends[0]] if len(sends) == 1 else await asyncio.gather(*sends)
         return v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
 
     async def _check(self, messages: list[Wire]) -> tuple[str, int]:
@@ -90,12 +90,17 @@ class Producing:
             )
         return topic, kind
 
-    def _queue(self, topic: str, route: TopicRoute, messages: list[Wire]) -> MessageQueue:
-        queues = publish_queues(topic, route)
+    def _queue(self, topic: str, route: TopicRoute, first: Wire, kind: int) -> MessageQueue:
+        known = self._queues.get(topic)
+        if known is None or known[0] is not route:
+            if len(self._queues) >= REMEMBERED_MAX:
+                self._queues.clear()
+            known = self._queues[topic] = route, publish_queues(topic, route)
+        queues = known[1]
         if not queues:
             raise Refused(Code.FORBIDDEN, f"no writable queue: no master takes messages of topic {topic} now")
-        if type_of(messages[0]) == FIFO:
-            group = messages[0].system_properties.message_group
+        if kind == FIFO:
+            group = first.system_properties.message_group
             return queues[jump_hash(java_hash(group), len(queues))]
         self._turn += 1
         return queues[self._turn % len(queues)]

@@ -20,7 +20,7 @@ from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
 from contrailmq.proxy.handles import Handle
-from contrailmq.proxy.messages import delivered, now_ms
+from contrailmq.proxy.messages import delivered, now_ms, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.renewing import INVISIBLE_MS, RELEASE_MS, Renewals
@@ -154,7 +154,7 @@ class Service:
                 yield v2.ReceiveMessageResponse(message=_received(one, wanted))
                 left.pop(0)
             done = v2.ReceiveMessageResponse()
-            done.delivery_timestamp.FromMilliseconds(now_ms())
+            set_time(done.delivery_timestamp, now_ms())
             yield done
         finally:
             if left:  # the stream broke: others get soon what was not written
@@ -195,18 +195,25 @@ class Service:
         check_consumer_group(group)
         if not request.entries:
             raise Refused(Code.BAD_REQUEST, "the request acknowledges nothing")
-        answer = v2.AckMessageResponse()
-        for entry in request.entries:
-            result = answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-            try:
-                handle = self._handle(client, entry.receipt_handle)
-                await self._consuming.acknowledge(group, topic, handle)
-                self.renewals.drop(client, entry.receipt_handle)
-                result.status.CopyFrom(status(Code.OK))
-            except ContrailError as exc:
-                result.status.CopyFrom(outcome(exc))
-        answer.status.CopyFrom(overall([result.status for result in answer.entries]))
-        return answer
+        entries, results = request.entries, []
+        if len(entries) == 1:  # nearly always: no task for it
+            results.append(await self._acknowledged(client, group, topic, entries[0]))
+        else:
+            for at in range(0, len(entries), BATCH_MAX):
+                some = [self._acknowledged(client, group, topic, entry) for entry in entries[at : at + BATCH_MAX]]
+                results += await asyncio.gather(*some)
+        return v2.AckMessageResponse(status=overall([result.status for result in results]), entries=results)
+
+    async def _acknowledged(self, client: str, group: str, topic: str, entry: Wire) -> Wire:
+        """What became of one of them. Several of a request reach the broker in one wakeup."""
+        shown = entry.receipt_handle
+        try:
+            await self._consuming.acknowledge(group, topic, self._handle(client, shown))
+            self.renewals.drop(client, shown)
+            said = status(Code.OK)
+        except ContrailError as exc:
+            said = outcome(exc)
+        return v2.AckMessageResultEntry(message_id=entry.message_id, receipt_handle=shown, status=said)
 
     async def change_invisible_duration(self, request: Wire, context: Context) -> Wire:
         client, group, topic = client_id(context), request.group.name, request.topic.name
