@@ -55,6 +55,14 @@ class LogBytes:
         """Behind the last record, as far as sizes lead."""
         return self.border_before(self.begin, OFFSET_MAX)
 
+    @property
+    def whole_end(self) -> int:
+        """The same, without a last record whose end has not come: it ends with a property, and not with zero."""
+        end = self.end
+        if self.read(end - 1, end) != b"\0":
+            return end
+        return self.border_before(self.begin, end - 1)
+
     def read(self, begin: int, end: int) -> bytes:
         """Fewer bytes where a file is missing."""
         return self._joined(begin, end, _read_part)
@@ -171,7 +179,7 @@ class Witness:
         slaves = self._slaves_of(master)
         if any(slave in self._unsure or self.log_of(slave).begin for slave in slaves):
             return []
-        return sorted(slaves, key=lambda slave: self.log_of(slave).end, reverse=True)
+        return sorted(slaves, key=lambda slave: self.log_of(slave).whole_end, reverse=True)
 
     def has_all(self, slave: str) -> bool:
         """Whether its log is the one of its master, which is stopped."""

@@ -21,7 +21,7 @@ from simulation.faults import GROUP_KINDS, Plan, draw_group, has_slaves
 from simulation.history import READERS, History, Place
 from simulation.network import Host, Network, Stream
 from simulation.planted import BY_NAME
-from simulation.replicas import Likeness, LogBytes
+from simulation.replicas import FILE_BYTES, Likeness, LogBytes
 from simulation.test_trial import apart, with_each_kind
 from simulation.trial import CLIENTS, Trial, plan_of, run_group_seed
 from simulation.world import World
@@ -80,6 +80,34 @@ def test_a_record_is_found_where_it_begins_and_not_inside_another(tmp_path: Path
     assert b"".join(found) == log
     assert [b"first" in record for record in found] == [True, False, True]
     assert {seen.record(offset) for offset in range(len(log)) if offset not in places} == {b""}
+
+
+def test_a_record_of_which_the_end_has_not_come_is_not_counted_among_what_a_slave_has(tmp_path: Path) -> None:
+    """Seed 5 of two minutes: of two slaves whose logs were as long by their sizes, the operator chose the one that
+    lacked the last 50 bytes, and with them a message that the other had."""
+    folder = tmp_path / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    host, log, ends = bytes(8), b"", []
+    for number in range(2):
+        log += encode_record(
+            "T",
+            b"m",
+            b"KEYS\x01k",
+            queue_id=0,
+            queue_offset=number,
+            physical_offset=len(log),
+            born_host=host,
+            store_host=host,
+            born_time_ms=1,
+            store_time_ms=1,
+        )
+    seen = LogBytes(Disk(world := World(1), Host(Network(world), "b0", "10.0.0.1"), tmp_path))
+    both, one = len(log), len(log) // 2
+    for missing in (0, 1, 50):
+        torn = log[: both - missing].ljust(FILE_BYTES, b"\0")
+        (folder / "0".zfill(20)).write_bytes(torn)
+        ends.append((seen.end, seen.whole_end))
+    assert ends == [(both, both), (both, one), (both, one)]
 
 
 def test_a_seed_with_slaves_and_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte() -> None:
