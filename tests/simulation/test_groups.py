@@ -52,46 +52,14 @@ def test_each_kind_of_fault_keeps_every_promise_of_a_group(kind: str, flush: str
         assert verdict.problems == []
 
 
-def test_a_record_is_found_where_it_begins_and_not_inside_another(tmp_path: Path) -> None:
-    """Seed 2011 of ten minutes: a place that a power cut took lay inside a later body, whose bytes passed for a size
-    that led to the end of the log, and so to a copy of the lost message."""
-    host = bytes(8)
-    log, places = b"", []
-    for number, body in enumerate((b"first", b"P" * 200, b"first again")):
+def log_with(*bodies: bytes) -> tuple[bytes, list[int]]:
+    """Records of these bodies, and where each begins."""
+    host, log, places = bytes(8), b"", list[int]()
+    for number, body in enumerate(bodies):
         places.append(len(log))
         log += encode_record(
             "T",
             body,
-            b"",
-            queue_id=0,
-            queue_offset=number,
-            physical_offset=len(log),
-            born_host=host,
-            store_host=host,
-            born_time_ms=1,
-            store_time_ms=1,
-        )
-    folder = tmp_path / "store" / "commitlog"
-    folder.mkdir(parents=True)
-    (folder / "0".zfill(20)).write_bytes(log)
-    world = World(1)
-    seen = LogBytes(Disk(world, Host(Network(world), "b0", "10.0.0.1"), tmp_path))
-    found = [seen.record(place) for place in places]
-    assert b"".join(found) == log
-    assert [b"first" in record for record in found] == [True, False, True]
-    assert {seen.record(offset) for offset in range(len(log)) if offset not in places} == {b""}
-
-
-def test_a_record_of_which_the_end_has_not_come_is_not_counted_among_what_a_slave_has(tmp_path: Path) -> None:
-    """Seed 5 of two minutes: of two slaves whose logs were as long by their sizes, the operator chose the one that
-    lacked the last 50 bytes, and with them a message that the other had."""
-    folder = tmp_path / "store" / "commitlog"
-    folder.mkdir(parents=True)
-    host, log, ends = bytes(8), b"", []
-    for number in range(2):
-        log += encode_record(
-            "T",
-            b"m",
             b"KEYS\x01k",
             queue_id=0,
             queue_offset=number,
@@ -101,11 +69,35 @@ def test_a_record_of_which_the_end_has_not_come_is_not_counted_among_what_a_slav
             born_time_ms=1,
             store_time_ms=1,
         )
-    seen = LogBytes(Disk(world := World(1), Host(Network(world), "b0", "10.0.0.1"), tmp_path))
-    both, one = len(log), len(log) // 2
+    return log, places
+
+
+def seen_log(root: Path, log: bytes) -> LogBytes:
+    """A store's log with these bytes, as the simulation looks at it."""
+    folder = root / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    (folder / "0".zfill(20)).write_bytes(log)
+    return LogBytes(Disk(world := World(1), Host(Network(world), "b0", "10.0.0.1"), root))
+
+
+def test_a_record_is_found_where_it_begins_and_not_inside_another(tmp_path: Path) -> None:
+    """Seed 2011 of ten minutes: a place that a power cut took lay inside a later body, whose bytes passed for a size
+    that led to the end of the log, and so to a copy of the lost message."""
+    log, places = log_with(b"first", b"P" * 200, b"first again")
+    seen = seen_log(tmp_path, log)
+    found = [seen.record(place) for place in places]
+    assert b"".join(found) == log
+    assert [b"first" in record for record in found] == [True, False, True]
+    assert {seen.record(offset) for offset in range(len(log)) if offset not in places} == {b""}
+
+
+def test_a_record_of_which_the_end_has_not_come_is_not_counted_among_what_a_slave_has(tmp_path: Path) -> None:
+    """Seed 5 of two minutes: of two slaves whose logs were as long by their sizes, the operator chose the one that
+    lacked the last 50 bytes, and with them a message that the other had."""
+    log, (_, one) = log_with(b"m", b"m")
+    both, ends = len(log), []
     for missing in (0, 1, 50):
-        torn = log[: both - missing].ljust(FILE_BYTES, b"\0")
-        (folder / "0".zfill(20)).write_bytes(torn)
+        seen = seen_log(tmp_path / str(missing), log[: both - missing].ljust(FILE_BYTES, b"\0"))
         ends.append((seen.end, seen.whole_end))
     assert ends == [(both, both), (both, one), (both, one)]
 

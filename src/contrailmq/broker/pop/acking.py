@@ -152,8 +152,8 @@ class Acking:
             if not is_sync_flush or node.store.durable_offset >= end_offset:
                 return _ACKNOWLEDGED.render(command, ())
             node.after_append(wants_flush=True)
-        if not (is_sync_flush or node.replicas.is_awaited):
-            return _ACKNOWLEDGED.render(command, ())  # it is in the log, and waits for nothing
+        if not node.acknowledging.waits:
+            return _ACKNOWLEDGED.render(command, ())
         return node.acknowledging.confirm(connection, command, end_offset)
 
     # --- FIFO

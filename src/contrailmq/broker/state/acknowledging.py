@@ -72,6 +72,11 @@ class Acknowledging:
         until_safe = self._until_safe if replicas.is_awaited else self._until_durable
         self._waits: list[Wait] = [until_safe, self._until_kept]
 
+    @property
+    def waits(self) -> bool:
+        """Whether a message is to be more than stored before its answer leaves: synced, or on slaves."""
+        return self._store.config.is_sync_flush or self._replicas.is_awaited
+
     def answer(self, connection: Peer, command: Command, needs: Needs, render: Render) -> bytes | None:
         """The answer, or none yet: it leaves when all that it needs is there, or cannot be."""
 

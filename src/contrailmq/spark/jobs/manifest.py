@@ -448,7 +448,7 @@ class Manifest:
             lock.flush()
             try:
                 yield token
-            except BaseException:
+            except BaseException:  # one that is interrupted leaves no files either
                 with suppress(ArchiveError, OSError):  # the error tells more; the next writer removes them
                     self._remove_unlisted([path for path in self._data_files() if path.name.startswith(token)])
                 raise
