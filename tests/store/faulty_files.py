@@ -161,6 +161,11 @@ class FaultyFiles(Files):
                 self._mapped.pop(id(mapping), None)
             return done
 
+    def let_go(self, mapping: mmap.mmap) -> None:
+        with self._guard:
+            self.note("unmap")
+            self._mapped.pop(id(mapping), None)
+
     def sync(self, descriptor: int) -> None:
         """What counts as durable is the content when the sync begins, as a real disk guarantees no more."""
         path = self._path(descriptor)

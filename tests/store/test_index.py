@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -307,3 +310,146 @@ def test_a_cut_log_takes_a_full_file_with_it_even_when_a_new_one_without_entries
     assert index.truncate_physical(300) == 2
     assert index.query("T", "k3", 10, 0, EVER) == []
     assert list(full.parent.iterdir()) == []
+
+
+class Watched(Files):
+    """Remembers the mappings, and does something before a file is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps: list[mmap.mmap] = []
+        self.before_open: Callable[[Path], None] | None = None
+
+    def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        self.maps.append(super().map(descriptor, size_bytes, writable=writable))
+        return self.maps[-1]
+
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        if self.before_open is not None:
+            act, self.before_open = self.before_open, None
+            act(Path(path))
+        return super().open(path, writable=writable, create=create)
+
+
+def watched(root: Path) -> tuple[IndexService, Watched]:
+    files = Watched()
+    return IndexService(root / "index", slots=20, units=50, files=files, clock=ManualClock()), files
+
+
+def test_a_mapping_is_not_closed_under_its_readers(tmp_path: Path) -> None:
+    """A query beside the first put after a start failed with "mmap closed or invalid"."""
+    index = make_index(tmp_path)
+    index.put("Orders", "k", None, 10, T0)
+    index.flush()
+    index.close()
+    index, files = watched(tmp_path)
+    index.load()
+    assert index.query("Orders", "k", 10, 0, EVER) == [10]
+    (to_read,) = files.maps
+    index.put("Orders", "k", None, 20, T0)
+    to_write = files.maps[-1]
+    assert not to_read.closed
+    assert to_write is not to_read
+    assert index.query("Orders", "k", 10, 0, EVER) == [20, 10]
+    index.flush()
+    index.truncate_physical(0)
+    assert not to_read.closed
+    assert not to_write.closed
+    del to_read, to_write
+    files.maps.clear()
+    assert files.mapped() == (0, 0), "and goes with the last of them"
+
+
+def test_a_query_that_maps_a_file_beside_the_put_that_does_leaves_the_puts_mapping(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    index.put("Orders", "k", None, 10, T0)
+    index.flush()
+    index.close()
+    index, files = watched(tmp_path)
+    index.load()
+    index.index_files[0].close()  # no query has mapped it
+    put = threading.Thread(target=index.put, args=("Orders", "k", None, 20, T0))
+
+    def put_meanwhile(path: Path) -> None:
+        put.start()
+        put.join(0.2)  # it may go on, or wait for this query
+
+    files.before_open = put_meanwhile
+    assert 10 in index.query("Orders", "k", 10, 0, EVER)
+    put.join()
+    index.put("Orders", "k", None, 30, T0)
+    assert index.query("Orders", "k", 10, 0, EVER) == [30, 20, 10]
+
+
+def test_queries_beside_puts_and_deletions_find_what_is_there(tmp_path: Path) -> None:
+    """Each file in turn is filled, mapped for reading, sealed and destroyed while others look up."""
+    index = make_index(tmp_path)
+    floor = 0  # below it nothing need be found
+    done = threading.Event()
+
+    def look_up() -> int:
+        asked = 0
+        while not done.is_set():
+            least = floor
+            found = index.query("Orders", "k", QUERY_COUNT_MAX, 0, EVER)
+            assert found == sorted(set(found), reverse=True)
+            assert not found or found[0] >= least
+            asked += 1
+        return asked
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            readers = [pool.submit(look_up) for _ in range(2)]
+            try:
+                for number in range(1, 4_000):
+                    index.put("Orders", "k", None, number, T0)
+                    floor = number
+                    if number % 100 == 0:
+                        index.flush_sealed()
+                        index.delete_below(number - 120)
+            finally:
+                done.set()
+            assert all(reader.result() > 0 for reader in readers)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("work", ["query", "settle", "flush_sealed", "take_checksums"])
+def test_a_file_that_is_deleted_meanwhile_is_passed_over(work: str, tmp_path: Path) -> None:
+    index, files = watched(tmp_path)
+    for number in range(1, 120):
+        index.put("Orders", f"k{number}", None, number, T0 + number)
+    if work != "flush_sealed":
+        index.flush_sealed()
+    oldest = index.index_files[0]
+    oldest.close()
+    if work == "settle":
+        oldest.is_doubtful = True
+    if work == "take_checksums":
+        oldest.checksum_count = 0
+    if work == "flush_sealed":
+        oldest.is_writable = True
+
+    def delete(path: Path) -> None:
+        assert path == oldest.path
+        index.delete_below(100)
+
+    files.before_open = delete
+    if work == "query":
+        assert index.query("Orders", "k1", 10, 0, T0 + 40) == []
+    else:
+        getattr(index, work)()
+    assert files.before_open is None, "it was deleted in the middle"
+    assert oldest not in index.index_files
+    assert index.query("Orders", "k110", 10, 0, EVER) == [110]
+
+
+def test_a_file_that_somebody_else_took_away_is_an_error(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    index.put("Orders", "k", None, 10, T0)
+    index.flush()
+    index.index_files[0].path.unlink()
+    with pytest.raises(FileNotFoundError):
+        index.query("Orders", "k", 10, 0, EVER)

@@ -212,6 +212,9 @@ class Files:
             return False
         return True
 
+    def let_go(self, mapping: mmap.mmap) -> None:
+        """Say that its owner drops a mapping that others may be reading now: it is unmapped with the last of them."""
+
     def sync(self, descriptor: int) -> None:
         """fdatasync: data, and the metadata needed to read it, of everything written to this file by any way."""
         try:

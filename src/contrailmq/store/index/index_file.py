@@ -20,8 +20,10 @@ import logging
 import mmap
 import struct
 import sys
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -78,7 +80,11 @@ class _Mark(NamedTuple):
 
 
 class IndexFile:
-    """Owned by IndexService; one thread puts, any thread looks up."""
+    """Owned by IndexService; one thread puts, any thread looks up.
+
+    A reader keeps the mapping that it began with: that one is never closed under it, only replaced or dropped here, and
+    its pages go with the last reader.
+    """
 
     def __init__(self, path: Path, *, slots: int, units: int, files: Files) -> None:
         self.path = path
@@ -87,7 +93,9 @@ class IndexFile:
         self._files = files
         self._units_start = HEADER_BYTES + slots * SLOT_BYTES
         self._map: mmap.mmap | None = None
+        self._map_turn = threading.Lock()  # to set it
         self.is_writable = False
+        self.is_destroyed = False
         self.begin_time_ms = 0
         self.end_time_ms = 0
         self.begin_offset = 0
@@ -172,11 +180,10 @@ class IndexFile:
             for data in self._unit_chunks(self.count):
                 self._marked_crc = crc32(data, self._marked_crc)
         self._marked_count = self.count
-        self._unmap()
         descriptor = self._files.open(self.path)
         try:
             self._files.allocate(descriptor, index_file_bytes(self.slots, self.units))
-            self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=True)
+            self._set_map(self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=True))
         finally:
             self._files.close(descriptor)
         self.is_writable = True
@@ -230,16 +237,25 @@ class IndexFile:
 
     def seal(self) -> None:
         """No more puts: give up the writable mapping."""
-        self._unmap()
-        self.is_writable = False
+        self.close()
 
     def close(self) -> None:
-        self._unmap()
         self.is_writable = False
+        self._set_map(None)
 
     def destroy(self) -> None:
+        self.is_destroyed = True
         self.close()
         self._files.unlink(self.path)
+
+    @contextmanager
+    def while_it_is_there(self) -> Iterator[None]:
+        """Around work in another thread than the one that may destroy the file: what is left of it is then skipped."""
+        try:
+            yield
+        except FileNotFoundError:
+            if not self.is_destroyed:
+                raise
 
     # --- putting
 
@@ -456,16 +472,23 @@ class IndexFile:
             self._files.close(descriptor)
 
     def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            descriptor = self._files.open(self.path, writable=False)
-            try:
-                self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=False)
-            finally:
-                self._files.close(descriptor)
-            self._files.advise(self._map, MADV_RANDOM)
-        return self._map
+        mapping = self._map
+        return mapping if mapping is not None else self._map_to_read()
 
-    def _unmap(self) -> None:
-        if self._map is not None:
-            self._files.unmap(self._map)
-            self._map = None
+    def _map_to_read(self) -> mmap.mmap:
+        descriptor = self._files.open(self.path, writable=False)
+        try:
+            mapping = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=False)
+        finally:
+            self._files.close(descriptor)
+        self._files.advise(mapping, MADV_RANDOM)
+        with self._map_turn:
+            if self._map is None:
+                self._map = mapping
+            return self._map  # or what another thread has mapped meanwhile, perhaps to put
+
+    def _set_map(self, mapping: mmap.mmap | None) -> None:
+        with self._map_turn:
+            before, self._map = self._map, mapping
+        if before is not None:
+            self._files.let_go(before)

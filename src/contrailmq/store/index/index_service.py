@@ -171,12 +171,13 @@ class IndexService:
         for index_file in reversed(self.index_files):
             if len(found) >= max_count:
                 break
-            if index_file.is_doubtful:
-                index_file.settle()
-            if index_file.entries and index_file.overlaps(begin_ms, end_ms):
-                room = max_count - len(found) + 1  # one may be the last of the newer file
-                hits = index_file.find(key_hash, max_count=room, begin_ms=begin_ms, end_ms=end_ms)
-                found += hits[1:] if found[-1:] == hits[:1] else hits
+            room = max_count - len(found) + 1  # one may be the last of the newer file
+            with index_file.while_it_is_there():
+                if index_file.is_doubtful:
+                    index_file.settle()
+                if index_file.entries and index_file.overlaps(begin_ms, end_ms):
+                    hits = index_file.find(key_hash, max_count=room, begin_ms=begin_ms, end_ms=end_ms)
+                    found += hits[1:] if found[-1:] == hits[:1] else hits
             if index_file.begin_time_ms < begin_ms:
                 break
         return found[:max_count]
@@ -194,7 +195,7 @@ class IndexService:
         for index_file in reversed(self.index_files):
             if left > 0 and index_file.is_doubtful and not index_file.damage:
                 left -= index_file.used_bytes
-                with suppress(CorruptStoreError):  # it was logged, and the ledger will say so
+                with suppress(CorruptStoreError), index_file.while_it_is_there():  # logged; the ledger will say so
                     index_file.settle()
 
     def flush_sealed(self) -> int:
@@ -204,18 +205,22 @@ class IndexService:
         """
         end_time_ms = 0
         with self._sealing_turn:
-            while self._sealing:
-                index_file = self._sealing[0]
-                index_file.flush()
-                index_file.seal()
-                index_file.take_checksum()
-                end_time_ms = index_file.end_time_ms
-                if self._on_sealed is not None:
-                    self._on_sealed(end_time_ms)
+            while index_file := self._next_to_seal():
+                with index_file.while_it_is_there():
+                    index_file.flush()
+                    index_file.seal()
+                    index_file.take_checksum()
+                    end_time_ms = index_file.end_time_ms
+                    if self._on_sealed is not None:
+                        self._on_sealed(end_time_ms)
                 with self._lock:
                     if index_file in self._sealing:  # it was not deleted meanwhile
                         self._sealing.remove(index_file)
         return end_time_ms
+
+    def _next_to_seal(self) -> IndexFile | None:
+        with self._lock:
+            return self._sealing[0] if self._sealing else None
 
     def flush(self) -> None:
         """Force everything, at close."""
@@ -233,7 +238,8 @@ class IndexService:
         for index_file in reversed(self.index_files):
             if left > 0 and not (index_file.is_writable or index_file.is_vouched_for):
                 left -= index_file.used_bytes
-                index_file.take_checksum()
+                with index_file.while_it_is_there():
+                    index_file.take_checksum()
 
     def delete_below(self, log_min_offset: int) -> int:
         """Remove files all of whose records are gone from the log, never the last one; how many."""
