@@ -183,3 +183,29 @@ def test_a_session_and_a_stop_in_the_middle_of_a_batch_say_nothing(cluster: Loca
         timeout=600,
     )
     assert (done.stdout, done.stderr) == ("stopped None\n", "")
+
+
+CROWDED = """
+import os, resource, tempfile, contrailmq.spark
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+spark = contrailmq.spark.session(master="local[1]")
+taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+try:
+    contrailmq.spark.export_metrics(spark, path=tempfile.mktemp())
+except Exception as exc:
+    print(type(exc).__name__, exc)
+query = spark.readStream.format("rate").load().writeStream.format("noop")
+query = query.option("checkpointLocation", tempfile.mkdtemp()).trigger(availableNow=True).start()
+print("ended", query.awaitTermination(120))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_a_process_with_many_open_files_is_told_that_a_listener_would_not_be_called() -> None:
+    """Its queries waited at their start for an answer, for ever."""
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=600)
+    told, ended = done.stdout.splitlines()
+    assert told.startswith("ListenerUnheardError Spark cannot call a listener in this process: the socket")
+    assert "before so many files are open" in told
+    assert ended == "ended True"

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from contrailmq.spark.access import Access, access_of
+from contrailmq.spark.runtime.listening import add_listener
 from contrailmq.spark.sources.rocketmq import offsets_of
 from contrailmq.spark.sources.topic_plan import publish_offsets
 
@@ -75,5 +76,5 @@ def mirror_offsets(
     `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
     """
     mirror = OffsetMirror(namesrv, group, query_name, access_of(options))
-    spark.streams.addListener(mirror)
+    add_listener(spark, mirror)
     return mirror

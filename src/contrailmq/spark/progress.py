@@ -27,6 +27,7 @@ from pyspark.sql.streaming.listener import (
 
 from contrailmq.spark.columns import TASK_COLUMNS, OptionError
 from contrailmq.spark.prometheus import prometheus_text, replace_text
+from contrailmq.spark.runtime.listening import add_listener
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -204,7 +205,7 @@ def export_metrics(
     exporter = ProgressExporter(path)
     if port is not None:
         exporter.serve(port, host)
-    spark.streams.addListener(exporter)
+    add_listener(spark, exporter)
     return exporter
 
 
