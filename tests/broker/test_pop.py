@@ -213,6 +213,17 @@ def test_an_invisible_time_of_nothing_brings_the_message_again_at_once(bench: Po
     assert bodies(bench.popped()) == ["a"]
 
 
+def test_a_message_comes_again_when_the_last_millisecond_of_its_time_is_over(bench: PopBench) -> None:
+    """Its consumer reads the wall clock, whose milliseconds begin at other moments than those of steady time: it saw
+    messages one too early."""
+    send(bench, "a")
+    bench.popped(invisibleTime=1000)
+    bench.passes(1000, step_ms=1)
+    assert bench.popped() == []
+    bench.passes(1, step_ms=1)
+    assert bodies(bench.popped()) == ["a"]
+
+
 def test_a_message_of_a_topic_that_was_made_again_is_not_taken_for_one_in_flight(bench: PopBench) -> None:
     """RocketMQ #8479, #7724."""
     send(bench, "a")

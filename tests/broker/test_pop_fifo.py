@@ -33,6 +33,15 @@ def test_a_queue_waits_for_its_batch_and_goes_on_in_order(bench: PopBench) -> No
     assert bodies(pop(bench)) == ["c", "d"]
 
 
+def test_a_queue_waits_until_the_last_millisecond_of_the_time_is_over(bench: PopBench) -> None:
+    send(bench, "a")
+    pop(bench, invisible_ms=1000)
+    bench.clock.advance(1000)
+    assert pop(bench) == []
+    bench.clock.advance(1)
+    assert bodies(pop(bench)) == ["a"]
+
+
 def test_a_message_that_a_queue_waits_for_becomes_a_dead_letter_after_its_attempts(bench: PopBench) -> None:
     send(bench, *"abc")
     deliveries = 0

@@ -27,6 +27,7 @@ from contrailmq.store.files import SyncError
 from contrailmq.store.index.index_service import IndexService
 from contrailmq.store.life import note_listener_error
 from contrailmq.store.log.commit_log import CommitLog
+from contrailmq.store.log.mapped_file import MappedFile
 from contrailmq.store.queues.batch_consume_queue import PENDING_BYTES_MAX as BATCH_PENDING_BYTES_MAX
 from contrailmq.store.queues.consume_queue import PENDING_BYTES_MAX
 from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
@@ -122,10 +123,11 @@ class Dispatcher:
         """Whether the calling thread is in the middle of a dispatch: a listener calls."""
         return self._dispatching == threading.get_ident()
 
-    def leave_out(self, topics: Container[str]) -> None:
-        """Topics were deleted: what waits of them (under SYNC_FLUSH, for the sync) goes into no queue.
+    def leave_out(self, topics: Container[str], destroy: Callable[[], int]) -> int:
+        """Topics are deleted: what waits of them (under SYNC_FLUSH, for the sync) goes into no queue.
 
-        It would come with offsets of the queue that is gone, and keep the first messages of a new one out.
+        It would come with offsets of the queue that is gone, and keep the first messages of a new one out. So would
+        what is put or dispatched while `destroy` removes the queues: nothing is.
         """
         with self._lock, self._log.lock:
             facts = self._log.facts
@@ -134,6 +136,7 @@ class Dispatcher:
                 if state.topic in topics:
                     flags = sys_flag | SysFlag.TRANSACTION_PREPARED
                     facts[index] = (state, offset, size, code, time_ms, queue_offset, hashes, flags, properties)
+            return destroy()
 
     def while_still(self, work: Callable[[], object]) -> None:
         """Do this while nothing is dispatched."""
@@ -235,7 +238,10 @@ class Dispatcher:
             return 0
         position = self.mark - file.base
         limit = min(file.read_position, end - file.base, position + BLOCK_BYTES)
+        if not file.hold():
+            return 0  # it is being deleted: `_from_log` says how to go on
         block: bytes = file.mapping[position:limit]
+        file.release()
         chunk = self._reader.read(block, self.mark, CHUNK_MAX)
         if not chunk:
             return 0
@@ -250,8 +256,14 @@ class Dispatcher:
         """Read and dispatch the one thing at the mark; False when it is not (yet) a whole record or a BLANK."""
         self.mark = max(self.mark, self._log.min_offset)
         file = self._log.files.find(self.mark)
-        if file is None:
-            return False
+        if file is None or not file.hold():
+            return False  # there is none yet; or it is being deleted, and the next call begins behind it
+        try:
+            return self._one_of(file, end)
+        finally:
+            file.release()
+
+    def _one_of(self, file: MappedFile, end: int) -> bool:
         position = self.mark - file.base
         verdict = check_record(
             file.mapping,

@@ -304,6 +304,16 @@ class Files:
         self._check_fence(path)
         os.rmdir(path)
 
+    def remove_directory_if_empty(self, path: Path) -> bool:
+        """False when it is not, perhaps since just now, or not there."""
+        try:
+            self.remove_directory(path)
+        except OSError as exc:
+            if exc.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                return False
+            raise
+        return True
+
     def sync_filesystem(self, path: Path) -> bool:
         """Make everything on the file system that holds `path` durable, names included, with one call.
 

@@ -632,34 +632,33 @@ class MessageStore:
         On return that is on the disk, as a crash would bring them back from the log. (Of a loop: it will be at once.)
         """
         self._reader.catch_up()
-        self._dispatcher.leave_out(names := set(topics))
-        for state in self._log.states:
-            if state.topic in names:
-                self._log.forget_queue(state.topic, state.queue_id)
-        return self.delete_queues([key for key in self.physical_ends() if key[0] in names])
+        names = set(topics)
+        return self._destroy(lambda: [*self._log.keys_of(names), *self._queues.keys_of(names)], names)
 
     @while_open
     def delete_queues(self, queues: Sequence[tuple[str, int]]) -> int:
         """Destroy these queues, all of whose messages are dispatched, as `delete_topics` does; how many."""
-        for topic, queue_id in queues:
-            self._log.forget_queue(topic, queue_id)
-            self._queues.delete(topic, queue_id)
-        if queues and self._drive is Drive.EMBEDDED:
-            self.flush()
-            self._housekeeping.persist_in_turn()
-        elif queues:
-            self.request_flush()
-            self._housekeeping.persist_soon()
-        return len(queues)
+        return self._destroy(lambda: queues)
 
     @while_open
     def clean_expired_queues(self) -> int:
         """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
         self._reader.catch_up()
-        removed = self._retention.clean_expired_queues()
-        for topic, queue_id in removed:
-            self._log.forget_queue(topic, queue_id)
-        return len(removed)
+        return self._destroy(self._retention.expired_queues)
+
+    def _destroy(self, find: Callable[[], Sequence[tuple[str, int]]], topics: Container[str] = ()) -> int:
+        def destroy() -> int:
+            self._log.forget_queues(keys := set(find()))
+            return sum([self._queues.delete(*key) for key in keys])
+
+        count = self._dispatcher.leave_out(topics, destroy)
+        if count and self._drive is Drive.EMBEDDED:
+            self.flush()
+            self._housekeeping.persist_in_turn()
+        elif count:
+            self.request_flush()
+            self._housekeeping.persist_soon()
+        return count
 
     @while_open
     def delete_expired_files_now(self) -> None:

@@ -195,7 +195,8 @@ class InFlight:
         return [offset for offset in checkpoint.offsets if waiting.get(offset) is checkpoint]
 
     def due(self, now_ms: int, max_count: int) -> Iterator[Checkpoint]:
-        """Take out what is due by steady time."""
+        """Take out what is due by steady time: whose millisecond is over, as consumers see it by the wall clock, whose
+        milliseconds begin at another moment."""
         for _ in range(max_count):
             checkpoint = self._take_due(now_ms)
             if checkpoint is None:
@@ -204,7 +205,7 @@ class InFlight:
 
     def _take_due(self, now_ms: int) -> Checkpoint | None:
         by_time = self._by_time
-        while by_time and (by_time[0][0] <= now_ms or not by_time[0][2].left):
+        while by_time and (by_time[0][0] < now_ms or not by_time[0][2].left):
             checkpoint = heapq.heappop(by_time)[2]
             if checkpoint.left:
                 return checkpoint

@@ -63,7 +63,7 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     def blocks(self, steady_ms: int, attempt_id: str | None) -> bool:
         if attempt_id is not None and attempt_id == self.attempt_id:
             return False
-        return any(steady_ms < self.steady_ms[offset] for offset in self.open_offsets())
+        return any(steady_ms <= self.steady_ms[offset] for offset in self.open_offsets())
 
     def loaded(self, *, steady_ms: int, wall_ms: int) -> None:
         """It is from a file, whose times are those of a wall clock that may have been set since: each message waits

@@ -325,7 +325,7 @@ class Recovery:
     def _find_copies(self) -> None:
         """Settle what has a copy already: a crash came between the copy and its acknowledgement."""
         now_ms = self._clock.steady_ms()
-        overdue = [one for one in self._in_flight.all() if one.due_ms <= now_ms]
+        overdue = [one for one in self._in_flight.all() if one.due_ms < now_ms]
         if not overdue:
             return
         since_ms = min(one.due_ms for one in overdue) - 1000

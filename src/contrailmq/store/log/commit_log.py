@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, TypeVar
 
 from contrailmq.message import (
@@ -137,10 +137,10 @@ class CommitLog:
         with self.lock:
             self._file = None
 
-    def forget_queue(self, topic: str, queue_id: int) -> None:
-        """A deleted queue starts again at offset 0."""
-        with self.lock:
-            self._states.pop((topic, queue_id), None)
+    def forget_queues(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Deleted queues start again at offset 0. Call it while nothing is put."""
+        for key in keys:
+            self._states.pop(key, None)
 
     # --- where it is
 
@@ -155,6 +155,10 @@ class CommitLog:
     @property
     def states(self) -> Sequence[QueueState]:
         return list(self._states.values())
+
+    def keys_of(self, topics: Container[str]) -> list[tuple[str, int]]:
+        """The queues of these topics that have had a message."""
+        return [key for key in list(self._states) if key[0] in topics]
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         state = self._states.get((topic, queue_id))

@@ -192,15 +192,16 @@ class BatchConsumeQueue:
     def delete_files_below(self, log_min_offset: int) -> int:
         """Remove files all of whose records are gone from the log, never the last one; how many."""
         deleted = 0
-        while len(self._bases) > 1:
-            last = self.unit_at(self._bases[1] // BATCH_UNIT_BYTES - 1)
+        while len(bases := list(self._bases)) > 1:
+            last = self.unit_at(bases[1] // BATCH_UNIT_BYTES - 1)
             if last is None or last.physical_offset >= log_min_offset:
                 break
             with self._lock:
-                base = self._bases.pop(0)
-                self._descriptors.unlink(self.where, base)
-                self._unsynced.discard(base)
-            self.first = max(self.first, self._bases[0] // BATCH_UNIT_BYTES)
+                if self._bases[:2] != bases[:2]:
+                    break  # its topic was deleted meanwhile
+                self._descriptors.unlink(self.where, self._bases.pop(0))
+                self._unsynced.discard(bases[0])
+            self.first = max(self.first, bases[1] // BATCH_UNIT_BYTES)
             deleted += 1
         return deleted
 

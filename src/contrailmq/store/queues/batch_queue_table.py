@@ -171,8 +171,7 @@ class BatchQueueTable:
         queue.destroy()
         if not any(key[0] == topic for key in self._queues):
             self._names.discard(topic)
-            if self._files.exists(self.root / topic):
-                self._files.remove_directory(self.root / topic)
+            self._files.remove_directory_if_empty(self.root / topic)
         return True
 
     def entries(self) -> list[BatchEntry]:

@@ -329,23 +329,27 @@ class ConsumeQueue:
     def delete_files_below(self, log_min_offset: int) -> int:
         """Remove leading files all of whose messages are gone, never the last one; how many. Then call correct."""
         deleted = 0
-        while len(self.bases) > 1:
-            base = self.bases[0]
-            with self.lock:
-                if base in self.doubts:
-                    self._settle(base)
-            data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
-            if len(data) == UNIT_BYTES and unpack_unit(data)[0] >= log_min_offset:
-                break
-            with self.lock:
-                self.bases.pop(0)
-                self.unsynced.discard(base)
-                self.checksums.pop(base, None)
-                self.doubts.pop(base, None)
-            self._descriptors.unlink(self.where, base)
-            self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
+        while self._delete_first_below(log_min_offset):
             deleted += 1
         return deleted
+
+    def _delete_first_below(self, log_min_offset: int) -> bool:
+        with self.lock:  # all of it: a topic that is deleted meanwhile takes its files, and may be made again
+            if len(self.bases) < 2:
+                return False
+            base = self.bases[0]
+            if base in self.doubts:
+                self._settle(base)
+            data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
+            if len(data) == UNIT_BYTES and unpack_unit(data)[0] >= log_min_offset:
+                return False
+            self.bases.pop(0)
+            self.unsynced.discard(base)
+            self.checksums.pop(base, None)
+            self.doubts.pop(base, None)
+            self._descriptors.unlink(self.where, base)
+            self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
+            return True
 
     def truncate_to(self, max_offset: int) -> None:
         """Forget every unit from `max_offset` on, leaving zeros. The first file stays, so the maximum is kept."""
@@ -385,8 +389,7 @@ class ConsumeQueue:
             self.sound = ()
             self.physical_max = -1
             self._descriptors.forget(self.where)
-            if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
-                self._files.remove_directory(self.directory)
+            self._files.remove_directory_if_empty(self.directory)
 
     # --- checksums, for the ledger
 

@@ -101,15 +101,16 @@ class ConsumeQueueExt:
         offset = real_offset(address)
         position = offset % self.file_bytes
         base = offset - position
-        if offset >= self.end or base not in self.bases:
-            return None
-        head = self._descriptors.pread(self.where, base, HEAD_BYTES, position)
-        if len(head) < HEAD_BYTES:
-            return None
-        size_bytes, tags_code, store_time_ms, length = _HEAD.unpack(head)
-        if length < 0 or size_bytes != HEAD_BYTES + length or position + size_bytes > self.file_bytes:
-            return None
-        bit_map = self._descriptors.pread(self.where, base, length, position + HEAD_BYTES) if length else b""
+        with self._lock:
+            if offset >= self.end or base not in self.bases:
+                return None
+            head = self._descriptors.pread(self.where, base, HEAD_BYTES, position)
+            if len(head) < HEAD_BYTES:
+                return None
+            size_bytes, tags_code, store_time_ms, length = _HEAD.unpack(head)
+            if length < 0 or size_bytes != HEAD_BYTES + length or position + size_bytes > self.file_bytes:
+                return None
+            bit_map = self._descriptors.pread(self.where, base, length, position + HEAD_BYTES) if length else b""
         return ExtUnit(tags_code, store_time_ms, bit_map)
 
     def load(self) -> None:
@@ -123,18 +124,19 @@ class ConsumeQueueExt:
     def delete_below(self, address: int) -> int:
         """Remove files that end below the first address still in use; how many."""
         deleted = 0
-        while len(self.bases) > 1 and self.bases[0] + self.file_bytes <= real_offset(address):
-            self._descriptors.unlink(self.where, self.bases.pop(0))
-            deleted += 1
+        with self._lock:
+            while len(self.bases) > 1 and self.bases[0] + self.file_bytes <= real_offset(address):
+                self._descriptors.unlink(self.where, self.bases.pop(0))
+                deleted += 1
         return deleted
 
     def destroy(self) -> None:
-        for base in self.bases:
-            self._descriptors.unlink(self.where, base)
-        self.bases.clear()
-        self.end = 0
-        if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
-            self._files.remove_directory(self.directory)
+        with self._lock:
+            for base in self.bases:
+                self._descriptors.unlink(self.where, base)
+            self.bases.clear()
+            self.end = 0
+            self._files.remove_directory_if_empty(self.directory)
 
     def _end_of(self, base: int) -> int:
         """Position after the last unit of a file, found by going from size to size."""

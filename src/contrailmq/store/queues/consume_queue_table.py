@@ -353,10 +353,11 @@ class ConsumeQueueTable:
         queue.destroy()
         if self.ext is not None:
             self.ext.delete(topic, queue_id)
-        parent = queue.directory.parent
-        if self._files.exists(parent) and not self._files.list_directory(parent):
-            self._files.remove_directory(parent)
+        self._files.remove_directory_if_empty(queue.directory.parent)
         return True
+
+    def keys_of(self, topics: Container[str]) -> list[tuple[str, int]]:
+        return [(queue.topic, queue.queue_id) for queue in (*self, *self.batches) if queue.topic in topics]
 
     def delete_topic(self, topic: str) -> int:
         """Destroy all ordinary queues of a topic; how many there were."""

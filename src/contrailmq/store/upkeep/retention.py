@@ -177,17 +177,14 @@ class Retention:
         is_up = min(log_ratio, queue_ratio) < 0 or highest > usual
         return SpaceVerdict(is_up, False, False, highest)
 
-    def clean_expired_queues(self, *, keep: Callable[[str], bool] = is_system_topic) -> list[tuple[str, int]]:
-        """Destroy queues whose last message is gone from the log (cleanExpiredConsumerQueue); system topics stay."""
+    def expired_queues(self) -> list[tuple[str, int]]:
+        """Those whose last message is gone from the log (cleanExpiredConsumerQueue); system topics stay."""
         log_min = self._log.min_offset
-        expired = [
+        return [
             (queue.topic, queue.queue_id)
             for queue in (*self._queues, *self._queues.batches)
-            if not keep(queue.topic) and 0 <= queue.physical_max <= log_min
+            if not is_system_topic(queue.topic) and 0 <= queue.physical_max <= log_min
         ]
-        for topic, queue_id in expired:
-            self._queues.delete(topic, queue_id)
-        return expired
 
     def self_check(self) -> list[str]:
         """Do the log's files follow each other? A gap is reported, never mended: only a backup has what is missing."""
