@@ -10,11 +10,14 @@ import pytest
 
 from broker.harness import Bench
 from broker.test_adoption import crashed, deleted
+from contrailmq import Admin, Message, Producer
 from contrailmq.broker.state.config_files import ConfigFileError
 from contrailmq.broker.state.offset_journal import OTHERS_MS, OffsetJournal
 from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.message import ContrailError
 from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
+from contrailmq.testing import LocalCluster
 from store.faulty_files import no_space
 
 PLACE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
@@ -314,3 +317,26 @@ def test_a_saved_offset_beyond_the_end_of_its_queue_counts_as_the_end(bench: Jou
     assert again.committed() == "9"
     assert "12" not in saved.read_text(), "the file says so too"
     again.close()
+
+
+def test_a_whole_broker_says_why_it_does_not_start_and_starts_when_the_journal_is_mended(tmp_path: Path) -> None:
+    with LocalCluster(store=tmp_path, processes=True) as cluster, Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic("T", queues=1)
+        admin.create_group("g")
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            for number in range(9):
+                queue = producer.send(Message("T", b"%d" % number)).queue
+        admin.set_offset("g", queue, 5)
+        cluster.kill_broker()
+        (config,) = tmp_path.glob("**/config")
+        journals = list(config.glob("offsets.journal.*"))
+        assert len(journals) == 2
+        for journal in journals:
+            kept = journal.rename(config / "kept")
+            journal.mkdir()
+            with pytest.raises(ContrailError, match=r"offsets\.journal\.\* cannot be read: .*Is a directory"):
+                cluster.restart_broker()
+            journal.rmdir()
+            kept.rename(journal)
+        cluster.restart_broker()
+        assert admin.offset("g", queue) == 5
