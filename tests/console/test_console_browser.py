@@ -239,6 +239,37 @@ def test_every_page_shows_real_data_at_any_width_in_light_and_dark_and_all_of_it
     assert page.evaluate("document.activeElement.innerText") == "Skip to the content"
 
 
+def test_the_menu_that_a_narrow_window_hid_does_not_come_back_with_a_late_answer(page: Any, console: str) -> None:
+    """The browser shows and hides it; what the server knows of that may be old."""
+    late: list[tuple[Any, str | bytes]] = []
+    is_held = True
+
+    def hold(browser: Any) -> None:
+        def from_server(message: str | bytes) -> None:
+            if is_held and "model-value" in str(message):
+                late.append((browser, message))
+            else:
+                browser.send(message)
+
+        server = browser.connect_to_server()
+        browser.on_message(server.send)
+        server.on_message(from_server)
+
+    page.route_web_socket(re.compile("socket.io"), hold)
+    page.goto(f"{console}/groups")
+    page.get_by_text("billing").first.wait_for()
+    page.wait_for_function(f"{MENU_LEFT} === 0")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_function(f"{MENU_LEFT} < 0")
+    is_held = False
+    for browser, message in late:
+        browser.send(message)
+    page.get_by_label("Show or hide the menu").click()
+    page.wait_for_function(f"{MENU_LEFT} === 0")
+    page.mouse.click(390, 790)  # beside it
+    page.wait_for_function(f"{MENU_LEFT} < 0")
+
+
 def test_the_first_page_counts_brokers_and_the_backlog(page: Any, console: str) -> None:
     page.goto(console)
     page.get_by_text("broker-0", exact=True).first.wait_for()

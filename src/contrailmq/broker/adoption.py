@@ -17,7 +17,7 @@ table knows keeps its number of queues.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
@@ -47,10 +47,10 @@ class Adoption:
         """Call it once, when store and tables are loaded; returns the files that are out of date then."""
         node = self._node
         node.store.new_queues.clear()
-        if node.is_slave:
-            return []
         changed = [DELETED_FILE] if node.deleted.fit(node.store.log_min_offset, node.store.appended_offset) else []
         self._remove_what_was_deleted()
+        if node.is_slave:
+            return changed
         changed += self._finish_deletions()
         unknown = self._unknown_topics()
         adopted = [self._adopt(name, queues=unknown[name]) for name in unknown if not node.deleted.is_gone(name)]
@@ -59,7 +59,7 @@ class Adoption:
                 "adopted %d topics that the queues hold and topics.json lacks: %s; change their queues and permissions "
                 "with updateTopic if they were others",
                 len(adopted),
-                _some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
+                some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
             )
         groups = self._adopt_groups(adopted if node.has_groups_file else list(node.topics))
         return changed + [TOPICS_FILE] * bool(adopted) + [GROUPS_FILE] * bool(groups)
@@ -94,7 +94,7 @@ class Adoption:
             "adopted %d topics that came with the log just before the master went away: %s; the master's table takes "
             "their place when it is back",
             len(adopted),
-            _some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
+            some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
         )
         return [TOPICS_FILE] + [GROUPS_FILE] * bool(self._adopt_groups(adopted))
 
@@ -103,13 +103,9 @@ class Adoption:
 
         This is checked per queue: in a topic that was created again some may have no message yet.
         """
-        node = self._node
-        ends = node.store.physical_ends()
-        back = [key for key, end in ends.items() if node.deleted.covers(key[0], newest_end=end)]
-        if back:
-            node.store.delete_queues(back)
-            names = sorted({topic for topic, _ in back})
-            log.info("removed queues of %d deleted topics that the log had brought back: %s", len(names), _some(names))
+        count = self._node.store.delete_queues_before(self._node.deleted.log_ends())
+        if count:
+            log.info("removed %d queues of deleted topics that the log had brought back", count)
 
     def _finish_deletions(self) -> list[str]:
         """A crash may have come between the files that a deletion changes; the files that are out of date then.
@@ -128,7 +124,7 @@ class Adoption:
                 "a crash interrupted the deletion of %d topics: their messages are gone, the topics are there: %s; "
                 "delete them again if they are not wanted",
                 len(left),
-                _some(left),
+                some(left),
             )
         return files + [DELETED_FILE] * bool(left)
 
@@ -157,7 +153,7 @@ class Adoption:
         for name in adopted:
             self._node.groups.put(Group(name))
         if adopted:
-            log.warning("adopted %d groups that have retry topics: %s", len(adopted), _some(adopted))
+            log.warning("adopted %d groups that have retry topics: %s", len(adopted), some(adopted))
         return adopted
 
     def _group_of(self, retry_topic: str) -> str:
@@ -190,6 +186,8 @@ def _is_group(name: str) -> bool:
     return True
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """The first names, for a line of the log."""
+    names = list(names)
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -305,10 +305,11 @@ class BrokerNode:
     def delete_queues(self, topics: Sequence[str]) -> None:
         """Destroy the queues of deleted topics, and remember that they are: the log still holds their records.
 
-        The caller saves DELETED_FILE, and the tables that it changed in the same step, before it answers.
+        The caller saves DELETED_FILE, TOPICS_FILE and what else it changed in the same step before it answers.
         """
         for name in topics:  # before the dispatch, which may make their queues
             self.deleted.note(name, log_end=self.store.appended_offset)
+        self.topics.version.advance(self.now_ms())  # slaves take both with the topics
         self.dispatch_now()
         self.store.delete_topics(topics)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -567,11 +567,6 @@ class MessageStore:
         return [*self._queues, *self._queues.batches]
 
     @while_open
-    def physical_ends(self) -> dict[tuple[str, int], int]:
-        """Where in the log the newest message of each queue ends; -1 for a queue that holds none."""
-        return {(queue.topic, queue.queue_id): queue.physical_max for queue in self._all_queues()}
-
-    @while_open
     def has_batch_queues(self, topic: str) -> bool:
         """Whether the messages of a topic are in batch queues (queue.type=BatchCQ)."""
         return self._queues.batches.holds(topic)
@@ -636,9 +631,11 @@ class MessageStore:
         return self._destroy(lambda: [*self._log.keys_of(names), *self._queues.keys_of(names)], names)
 
     @while_open
-    def delete_queues(self, queues: Sequence[tuple[str, int]]) -> int:
-        """Destroy these queues, all of whose messages are dispatched, as `delete_topics` does; how many."""
-        return self._destroy(lambda: queues)
+    def delete_queues_before(self, ends: Mapping[str, int]) -> int:
+        """Destroy queues of these topics without a message beyond that place in the log; how many. Up to there it is
+        dispatched.
+        """
+        return self._destroy(lambda: self._queues.keys_ending_by(ends))
 
     @while_open
     def clean_expired_queues(self) -> int:

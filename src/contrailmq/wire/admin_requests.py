@@ -163,6 +163,7 @@ class GetAllTopicConfig(ExtHeader, kw_only=True):
     topic_seq: int | None = None
     data_version: str | None = None
     max_topic_num: int | None = None
+    with_deleted: bool | None = None  # ContrailMQ's own: a slave wants to know which topics were deleted, and where
 
 
 class GetAllTopicConfigResponse(ExtHeader, kw_only=True):

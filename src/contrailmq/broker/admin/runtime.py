@@ -11,6 +11,7 @@ from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.config_files import DataVersion, compact
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.keeping import TOPICS_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.store import LIGHT_PREFIX, Place, SlaveStatus, StoreConfigError
 from contrailmq.wire.admin_bodies import (
@@ -225,8 +226,9 @@ class RuntimeAdmin:
             for topic, _ in node.store.queues()
             if topic not in node.topics and not node.topics.is_system(topic) and not topic.startswith(LIGHT_PREFIX)
         }
-        node.delete_queues(sorted(unused))
-        await self._saver.save(DELETED_FILE)
+        if unused:
+            node.delete_queues(sorted(unused))
+            await self._saver.save(DELETED_FILE, TOPICS_FILE)
         return success(command)
 
     def delete_files(self, connection: Peer, command: Command) -> bytes | None:

@@ -138,6 +138,8 @@ class TopicAdmin:
             "topicQueueMappingDetailMap": {},
             "topicQueueMappingInfoMap": {},
         }
+        if header.with_deleted:
+            table |= self._node.deleted.snapshot()()
         entries = [compact(topic.name) + b":" + compact(topic.to_json()) async for topic in in_turns(page)]
         return success(command, ext, with_entries(table, "topicConfigTable", entries))
 

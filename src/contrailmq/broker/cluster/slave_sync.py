@@ -12,6 +12,11 @@ old master was.
     timer metrics            61       10 s   the data version differs
     timer checkpoint         60        1 s   always: it says which slots the master has delivered
 
+With the topics a master of ours says which were deleted, and where its log ended then (state/deleted_topics.py). Queues
+whose newest message lies before that are removed here when our log has come that far; where groups stood in them is
+forgotten before an offset is handed over. RocketMQ's masters do not say it: there a queue keeps deleted messages until
+the first one of the topic's new life comes to it.
+
 A topic that the log brings and the table lacks has the tables asked for at once, at most once a second. When no master
 answers three times in a row, the slave adopts it (adoption.py): what it has is read from it also when the master died
 right after the topic's first message.
@@ -30,8 +35,9 @@ While the master does not answer it is asked each second. Offsets that were comm
 before anything is copied, or to the next master, where they are ahead of its own:
 it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. Which they are
 is kept in consumerOffset.json, for a slave that is started again before its master is. An offset that the master does
-not take now (it is busy, it starts) stays and is sent again. One that it cannot take, of a topic that it does not have,
-is dropped with a line in the log; so is one of a group that no consumer has told the master of within a minute.
+not take now (it is busy, it starts) stays and is sent again. One that it cannot take, of a topic that it does not have
+or beyond the end of its queue there, is dropped with a line in the log; so is one of a group that no consumer has told
+the master of within a minute.
 
 The NameServers say who the master is, in their answer to each registration. A slave without one keeps what it has and
 registers more often than others, to hear of one soon. Nothing here is fatal, and whatever goes wrong is logged when it
@@ -42,17 +48,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.adoption import Adoption
+from contrailmq.broker.adoption import Adoption, some
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history, log_bounds
 from contrailmq.broker.delayed.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.config_files import DataVersion, Json, TableSaveError
+from contrailmq.broker.state.deleted_topics import DELETED_FILE, DELETED_KEY, DeletedTopics
 from contrailmq.broker.state.groups import GroupError, GroupTable
 from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
 from contrailmq.broker.state.persistence import TableSaver
@@ -68,7 +75,7 @@ from contrailmq.wire.bodies import encode_body, loads_fastjson
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError, WireError
 from contrailmq.wire.header import Command, Fields
-from contrailmq.wire.requests import UpdateConsumerOffset
+from contrailmq.wire.requests import GetMaxOffset, OffsetResponse, UpdateConsumerOffset
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -138,6 +145,7 @@ class SlaveSync:
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
         self._ahead: dict[str, tuple[int, Take]] = {}  # positions that wait for the log to reach an offset
         self._groupless: dict[str, int] = {}  # keys of offsets whose group the master lacks -> since when
+        self._deleted: DeletedTopics | None = None  # the master's, until our log has come as far
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
 
@@ -153,6 +161,7 @@ class SlaveSync:
             log.info("this slave copies from master %s, before from %s", address or "none", self.master or "none")
             self.master = address
             self._ahead.clear()  # they belong to another log, perhaps
+            self._deleted = None
             self._is_due.set()
         if not address:
             self._miss_master("no NameServer knows one")
@@ -202,8 +211,8 @@ class SlaveSync:
     async def copy_all(self) -> bool:
         """Ask for everything once; False when there is no master or it cannot be reached."""
         copies: dict[str, Copy] = {
-            "consumer offsets": self._copy_offsets,  # first: what was committed here is due at a master that is back
-            "topics": self._copy_topics,
+            "topics": self._copy_topics,  # first: offsets of topics that are gone are not handed over
+            "consumer offsets": self._copy_offsets,
             "subscription groups": self._copy_groups,
             "delay levels": self._copy_delay,
         }
@@ -224,7 +233,7 @@ class SlaveSync:
 
     async def _copy_topics(self, master: str) -> None:
         def request(begin: int, version: str) -> GetAllTopicConfig:
-            return GetAllTopicConfig(topic_seq=begin, data_version=version, max_topic_num=PAGE)
+            return GetAllTopicConfig(topic_seq=begin, data_version=version, max_topic_num=PAGE, with_deleted=True)
 
         fresh = TopicTable(now_ms=self._node.now_ms)
         data = await self._pages(
@@ -237,10 +246,43 @@ class SlaveSync:
         )
         if await self._is_read(fresh.read, data):
             self._node.topics.take_over(fresh)
+        await self._hear_deletions(data)
         # Before the table is saved, and again if that failed: the log may have brought messages of a batch topic first.
         await asyncio.to_thread(self._node.store.unify_queues)
         if data is not None:
             await self._saver.save("topics.json")
+
+    async def _hear_deletions(self, data: Json | None) -> None:
+        if data is None or DELETED_KEY not in data:
+            return
+        masters = DeletedTopics()
+        _read(masters.read, data)
+        ours = self._node.deleted.log_ends()
+        self._forget_groups_in({name for name, end in masters.log_ends().items() if ours.get(name) != end})
+        self._deleted = masters
+        await self._take_deletions()
+
+    async def _take_deletions(self) -> None:
+        """Remove what the master deleted before the place that our log has come to."""
+        if self._deleted is None:
+            return
+        node, reached = self._node, self._node.store.dispatched_offset
+        before = node.deleted.log_ends()
+        fresh = node.deleted.follow(self._deleted, reached=reached)
+        if fresh:
+            queues = node.store.delete_queues_before(fresh)
+            self._forget_groups_in(fresh)
+            log.info("removed %d queues of %d topics that the master deleted: %s", queues, len(fresh), some(fresh))
+        if not self._deleted.beyond(reached):
+            self._deleted = None
+        if node.deleted.log_ends() != before:
+            await self._saver.save(DELETED_FILE, OFFSETS_FILE)
+
+    def _forget_groups_in(self, topics: Collection[str]) -> None:
+        """Where they stood in the deleted queues would skip as many messages of new ones."""
+        self._node.offsets.remove_topics(topics)
+        for name in topics:
+            self._node.held.release_topic(name)
 
     async def _copy_groups(self, master: str) -> None:
         def request(begin: int, version: str) -> GetAllSubscriptionGroup:
@@ -295,14 +337,19 @@ class SlaveSync:
 
         NotCopiedError when the master does not take it now: the rest waits for the next round.
         """
-        changes = self._node.offsets.changes
+        changes, taken = self._node.offsets.changes, []
         lacking = self._committed_here(fresh)
         wanted = {(key, queue_id) for key, queue_id, _ in lacking}
         for place in [place for place in changes if place not in wanted]:
             del changes[place]
         for key, queue_id, offset in lacking:
+            theirs = fresh.stored(key, queue_id) or 0
             if await self._is_decided(master, key, queue_id, offset, fresh) and changes.get((key, queue_id)) == offset:
                 del changes[key, queue_id]
+            if fresh.stored(key, queue_id) == offset:
+                taken.append(f"{key} queue {queue_id} from {theirs} to {offset}")
+        if taken:
+            log.info("handed over %d offsets committed at this slave to the master: %s", len(taken), some(taken))
         self._groupless = {
             key: since for key, since in self._groupless.items() if any(key == one for one, _ in changes)
         }
@@ -312,6 +359,7 @@ class SlaveSync:
         topic, _, group = key.partition(SEPARATOR)
         ext = UpdateConsumerOffset(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
         try:
+            await self._check_end(master, topic, queue_id, offset)
             await self._ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
         except NotCopiedError as exc:
             now_ms = self._node.monotonic_ms()
@@ -326,6 +374,17 @@ class SlaveSync:
             return True
         _commit(fresh, key, queue_id, offset)
         return True
+
+    async def _check_end(self, master: str, topic: str, queue_id: int, offset: int) -> None:
+        """Our log is the beginning of the master's: where its queue is shorter, it is another one by now."""
+        place = GetMaxOffset(topic=topic, queue_id=queue_id)
+        answer = await self._ask(master, RequestCode.GET_MAX_OFFSET, place)
+        end = answer.header(OffsetResponse).offset
+        if offset > end:
+            raise NotCopiedError(
+                f"the queue ends at {end} there, so its topic was deleted and made again",
+                ResponseCode.INVALID_PARAMETER,
+            )
 
     async def _copy_delay(self, master: str) -> None:
         if DELAY_FILE in self._ahead:
@@ -359,7 +418,8 @@ class SlaveSync:
         await self.take_reached()
 
     async def take_reached(self) -> None:
-        """Take the positions that our log has come up to."""
+        """Take the deletions and positions that our log has come up to."""
+        await self._take_deletions()
         reached = self._node.store.dispatched_offset
         for what, (end, take) in list(self._ahead.items()):
             if end <= reached and self._ahead.pop(what, None) is not None:

@@ -8,6 +8,9 @@ created again. A waiting delayed message or retry is still delivered, after `log
 An entry is dropped when the log no longer holds such records. If a power cut took the end of the log, opening moves the
 entry back to the end that it finds: what is written there later was not deleted. The file is saved before
 `topics.json`, so no crash leaves a table without the topic and without the entry. Apache's broker ignores the file.
+
+A slave has its master's entries, and removes the same queues when its log has come to `logEnd`: they come with the
+topics (cluster/slave_sync.py). RocketMQ's masters do not tell of deletions.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from contrailmq.broker.state import config_files
 from contrailmq.broker.state.config_files import Json
 
 DELETED_FILE: Final = "deletedTopics.json"
-_KEY: Final = "deletedTopics"
+DELETED_KEY: Final = "deletedTopics"
 
 
 class Deletion(NamedTuple):
@@ -54,10 +57,27 @@ class DeletedTopics:
         """All that were deleted and not created again."""
         return {name for name, known in self._deletions.items() if not known.is_made_again}
 
-    def covers(self, name: str, *, newest_end: int) -> bool:
-        """Whether the topic was deleted after its newest message, which ends there."""
-        known = self._deletions.get(name)
-        return known is not None and newest_end <= known.log_end
+    def log_ends(self) -> dict[str, int]:
+        """Where the log ended when each of them was deleted: what lies before that is not theirs any more."""
+        return {name: known.log_end for name, known in self._deletions.items()}
+
+    def follow(self, masters: DeletedTopics, *, reached: int) -> dict[str, int]:
+        """Of a slave: have what its master has, as far as the log came that far; where the log ended for the new ones.
+
+        Only the master knows whether a topic was made again: here all count as that, so that a slave started as a
+        master adopts what came after the deletion.
+        """
+        before = self._deletions
+        self._deletions = {
+            name: Deletion(theirs.log_end, is_made_again=True) if theirs.log_end <= reached else before[name]
+            for name, theirs in masters._deletions.items()
+            if theirs.log_end <= reached or name in before
+        }
+        return {name: end for name, (end, _) in self._deletions.items() if before.get(name, (-1,))[0] != end}
+
+    def beyond(self, reached: int) -> bool:
+        """Whether a topic was deleted where the log has not come to."""
+        return any(known.log_end > reached for known in self._deletions.values())
 
     def fit(self, log_min: int, log_end: int) -> bool:
         """Drop or move back what is outside of the log; whether there was any."""
@@ -72,7 +92,7 @@ class DeletedTopics:
     def snapshot(self) -> Callable[[], Json]:
         deletions = dict(self._deletions)
         return lambda: {
-            _KEY: {
+            DELETED_KEY: {
                 name: {"logEnd": known.log_end, "isMadeAgain": known.is_made_again} for name, known in deletions.items()
             }
         }
@@ -83,5 +103,5 @@ class DeletedTopics:
     def read(self, data: Json) -> None:
         self._deletions = {
             name: Deletion(config_files.whole_number(entry.get("logEnd")), entry.get("isMadeAgain") is True)
-            for name, entry in config_files.entries(data, _KEY).items()
+            for name, entry in config_files.entries(data, DELETED_KEY).items()
         }

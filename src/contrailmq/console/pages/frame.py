@@ -49,12 +49,12 @@ def frame(model: ConsoleModel, title: str, path: str, *, has_login: bool = False
     ui.add_css(LOOK)
     ui.colors(primary="#1f4e79", negative="#b3261e", positive="#1b6e3c", warning="#b26a00")
     dark = ui.dark_mode(None)
-    # Quasar opens it where there is room. Without a value NiceGUI would ask the browser, and log when that is slow.
-    with ui.left_drawer(value=False, bordered=True).props('show-if-above width=200 aria-label="Pages"') as drawer:
+    drawer = _drawer()
+    with drawer:
         _menu(path)
     with ui.header().classes("items-center no-wrap q-pa-xs"):
-        ui.button(icon="menu", on_click=drawer.toggle).props(
-            'flat round color=white aria-label="Show or hide the menu"'
+        ui.button(icon="menu").props('flat round color=white aria-label="Show or hide the menu"').on(
+            "click", js_handler=f"() => getElement({drawer.id}).toggle()"
         )
         ui.label("ContrailMQ").classes("text-subtitle1 text-weight-bold")
         ui.label(model.namesrv).classes("console-wide ellipsis").props('aria-label="NameServer"')
@@ -70,6 +70,19 @@ def frame(model: ConsoleModel, title: str, path: str, *, has_login: bool = False
         yield
     ui.skip_link("Skip to the content", target=content)
     ui.timer(5.0, model.sampler.looked_at)  # last: a timer waits for the browser, and NiceGUI sends what is there then
+
+
+def _drawer() -> ui.element:
+    """Where the menu is. The browser shows it where there is room and hides it where there is none, by itself.
+
+    NiceGUI's drawer has its value from the server: an answer that comes late opens it again over a narrow page.
+    """
+    layout = ui.context.client.layout.props('view="hHh Lpr fFf"')
+    with layout:
+        drawer = ui.element("q-drawer").classes("nicegui-drawer")
+    drawer.props('show-if-above bordered side=left width=200 aria-label="Pages"')
+    drawer.move(target_index=layout.default_slot.children.index(ui.context.client.page_container))
+    return drawer
 
 
 def _menu(path: str) -> None:

@@ -12,7 +12,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -358,6 +358,11 @@ class ConsumeQueueTable:
 
     def keys_of(self, topics: Container[str]) -> list[tuple[str, int]]:
         return [(queue.topic, queue.queue_id) for queue in (*self, *self.batches) if queue.topic in topics]
+
+    def keys_ending_by(self, ends: Mapping[str, int]) -> list[tuple[str, int]]:
+        """Queues of these topics that hold no message beyond that place in the log."""
+        found = [queue for queue in (*self, *self.batches) if queue.topic in ends]
+        return [(queue.topic, queue.queue_id) for queue in found if queue.physical_max <= ends[queue.topic]]
 
     def delete_topic(self, topic: str) -> int:
         """Destroy all ordinary queues of a topic; how many there were."""
