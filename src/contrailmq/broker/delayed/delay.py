@@ -193,7 +193,7 @@ class DelayService:
             return
         next_ms = now_ms + POLL_MS
         left = PORTION
-        levels = max(len(self.levels.delays_ms), *self.offsets, 0)
+        levels = self._highest_level
         for turn in range(levels):
             level = (self._turn + turn) % levels + 1
             count, due_ms = self._deliver_level(level, now_ms, left)
@@ -209,13 +209,14 @@ class DelayService:
         self._save_when_due(now_ms)
 
     def pending(self) -> dict[int, int]:
-        """Level -> messages that wait."""
-        counts = {}
-        for level in self.offsets:
-            waiting = self._store.max_offset(SystemTopic.SCHEDULE, level - 1) - self.offsets[level]
-            if waiting > 0:
-                counts[level] = waiting
-        return counts
+        """Level -> messages that wait, also where no tick has come by yet."""
+        levels = range(1, self._highest_level + 1)
+        counts = {level: self._end_of(level) - self.offsets.get(level, 0) for level in levels}
+        return {level: count for level, count in counts.items() if count > 0}
+
+    @property
+    def _highest_level(self) -> int:
+        return max(len(self.levels.delays_ms), *self.offsets, 0)
 
     def figures(self) -> dict[str, str]:
         """Lines for GET_BROKER_RUNTIME_INFO: `offset,max` of every level, as the reference shows them."""
