@@ -466,6 +466,7 @@ SMALL = {
     "message/printable.py": "the one escaping for wire, client and cli",
     "store/queues/sound_runs.py": "a queue and its readers share it, and it is tested alone",
     "wire/peer.py": "what the broker knows of a connection, without its implementation",
+    "wire/refusals.py": "brokers write these texts, and clients go by them",
     "client/namespace.py": "one rule that producing, consuming and admin share",
     "client/admin/times.py": "cli and console share it",
     "cli/admin/times.py": "options that many commands of admin share",

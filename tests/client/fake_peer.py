@@ -25,8 +25,8 @@ def stored(request: Command, code: int = 0) -> bytes:
     return encode_response(request, code, ext)
 
 
-def refused(code: int) -> Script:
-    return lambda request: encode_response(request, code, remark="scripted")
+def refused(code: int, remark: str = "scripted") -> Script:
+    return lambda request: encode_response(request, code, remark=remark)
 
 
 class FakePeer:
@@ -58,6 +58,12 @@ class FakePeer:
     async def wait_for(self, code: RequestCode) -> None:
         """Until it was asked, since the start or since `hang_up`."""
         await self._arrivals[code].wait()
+
+    async def wait_for_any(self, *codes: RequestCode) -> None:
+        waiting = [asyncio.ensure_future(self.wait_for(code)) for code in codes]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
 
     def tell(self, code: RequestCode, ext: dict[str, str], body: bytes = b"") -> None:
         """A request of its own that wants no answer, to every client."""

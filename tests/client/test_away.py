@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
@@ -17,7 +18,8 @@ from contrailmq.client.transport.instance import MISSING_ROUTE_WARN_S
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.bodies import TopicRouteData
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.errors import ConnectError
+from contrailmq.wire.errors import ConnectError, ResponseError
+from contrailmq.wire.refusals import MASTER_ASKS_SLAVES, slave_takes_no_messages
 from free_ports import free_port
 
 from .fake_peer import FakePeer, name_server, nothing_listens, refused, route_to, stored
@@ -27,6 +29,7 @@ from .waiting import MovedLoop
 MESSAGE = Message("T", b"x")
 QUEUE = MessageQueue("T", "a", 0)
 LONG_S = 120.0
+SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
 def test_a_group_that_a_broker_refuses_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,6 +71,7 @@ WAITING: dict[str, Send] = {
     "send": lambda producer, timeout: producer.send(MESSAGE, timeout=timeout),
     "batch": lambda producer, timeout: producer.send_batch([MESSAGE, MESSAGE], timeout=timeout),
     "to a queue": lambda producer, timeout: producer.send(MESSAGE, queue=QUEUE, timeout=timeout),
+    "batch to a queue": lambda producer, timeout: producer.send_batch([MESSAGE, MESSAGE], queue=QUEUE, timeout=timeout),
     "selector": lambda producer, timeout: producer.send(MESSAGE, selector=by_hash, arg="k", timeout=timeout),
     "transaction": lambda producer, timeout: producer.send_in_transaction(MESSAGE, timeout=timeout),
 }
@@ -87,11 +91,7 @@ def test_a_broker_that_comes_back_in_time_gets_the_message(send: Send) -> None:
             await namesrv.wait_for(RequestCode.GET_ROUTEINFO_BY_TOPIC)
             async with FakePeer(stored, port=port) as broker:
                 assert getattr(await sending, "status") is SendStatus.OK  # noqa: B009 -- of either kind of result
-                sends = [
-                    *broker.asked(RequestCode.SEND_MESSAGE_V2),
-                    *broker.asked(RequestCode.SEND_BATCH_MESSAGE),
-                ]
-                assert len(sends) == 1
+                assert sum(len(broker.asked(code)) for code in SENDS) == 1
 
     run(work())
 
@@ -185,6 +185,80 @@ def test_tries_that_reached_a_broker_are_counted_and_those_that_reached_nobody_a
             assert len(busy.asked(RequestCode.SEND_MESSAGE_V2)) == 3
             assert caught.value.brokers.count("b") == 3
             assert caught.value.elapsed_s < LONG_S / 2
+
+    run(work())
+
+
+REFUSED_FOR_WANT_OF_A_MASTER = {
+    "slave": (ResponseCode.SYSTEM_BUSY, slave_takes_no_messages("a", 1)),
+    "master that has just returned": (ResponseCode.SERVICE_NOT_AVAILABLE, MASTER_ASKS_SLAVES),
+}
+
+
+@pytest.mark.parametrize("send", WAITING.values(), ids=WAITING)
+@pytest.mark.parametrize("refusal", REFUSED_FOR_WANT_OF_A_MASTER.values(), ids=REFUSED_FOR_WANT_OF_A_MASTER)
+def test_a_send_that_a_slave_refuses_goes_to_the_master_that_comes_in_time(
+    send: Send, refusal: tuple[int, str]
+) -> None:
+    """The route has the slave in the master's place until it has refused, and the master when it is asked for anew."""
+
+    async def work() -> None:
+        async with FakePeer(refused(*refusal)) as slave, FakePeer(stored) as master:
+            routes = [route_to(("a", slave.address))]
+            async with (
+                name_server(lambda topic: routes[-1] if topic == "T" else None) as namesrv,
+                in_transaction(namesrv.address) as producer,
+            ):
+                assert len(await producer.queues("T")) == 1
+                sending = asyncio.ensure_future(send(producer, LONG_S))
+                await slave.wait_for_any(*SENDS)
+                routes.append(route_to(("a", master.address)))
+                assert getattr(await sending, "status") is SendStatus.OK  # noqa: B009 -- of either kind of result
+                assert sum(len(master.asked(code)) for code in SENDS) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("send", WAITING.values(), ids=WAITING)
+@pytest.mark.parametrize("refusal", REFUSED_FOR_WANT_OF_A_MASTER.values(), ids=REFUSED_FOR_WANT_OF_A_MASTER)
+def test_a_send_that_only_a_slave_answers_takes_the_whole_time_with_pauses_and_says_what_to_do(
+    send: Send, refusal: tuple[int, str]
+) -> None:
+    async def work() -> None:
+        code, remark = refusal
+        async with (
+            FakePeer(refused(code, remark)) as slave,
+            name_server(lambda topic: route_to(("a", slave.address)) if topic == "T" else None) as namesrv,
+            in_transaction(namesrv.address) as producer,
+        ):
+            await producer.queues("T")
+            with pytest.raises(SendFailedError, match=re.escape(remark)) as caught:
+                await send(producer, 1.0)
+            tries = sum(len(slave.asked(code)) for code in SENDS)
+        error = caught.value
+        assert error.code == code
+        assert "no master took it in that time: start the master of a, or give the send more time" in str(error)
+        assert 0.99 <= error.elapsed_s < LONG_S / 2
+        assert 2 <= tries <= 10  # pauses of 25 to 50 ms, then twice as long, and so on
+        assert error.tries == tries
+
+    run(work())
+
+
+@pytest.mark.parametrize("send", [WAITING["to a queue"], WAITING["selector"]], ids=["to a queue", "selector"])
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+def test_a_refusal_that_says_nothing_of_a_slave_ends_a_send_to_a_chosen_queue_at_once(
+    send: Send, code: ResponseCode
+) -> None:
+    async def work() -> None:
+        async with (
+            FakePeer(refused(code)) as busy,
+            name_server(lambda _: route_to(("a", busy.address))) as namesrv,
+            in_transaction(namesrv.address) as producer,
+        ):
+            with pytest.raises(ResponseError, match="scripted"):
+                await send(producer, LONG_S)
+            assert len(busy.asked(RequestCode.SEND_MESSAGE_V2)) == 1
 
     run(work())
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,10 +18,13 @@ from contrailmq import (
     MessageQueue,
     Producer,
     PushConsumer,
+    SendStatus,
     StoredMessage,
     TransactionProducer,
     TransactionState,
 )
+from contrailmq.client.errors import SendFailedError
+from contrailmq.client.producing.selectors import by_hash
 from contrailmq.testing import LocalCluster
 
 pytestmark = pytest.mark.servers
@@ -110,6 +114,39 @@ def test_a_master_that_hangs_is_stood_in_for_before_its_connection_is_given_up()
         finally:
             os.kill(cluster.broker_process_id(0), signal.SIGCONT)
         until(lambda: said()["isActingMaster"] == "false")
+
+
+def test_a_send_to_a_chosen_queue_waits_for_the_master_while_its_slave_stands_in() -> None:
+    """The slave refused it, which ended the send at once; so did the master while it learnt from its slave."""
+    with LocalCluster(slaves=1, config=ACTING) as cluster:
+        with Producer("p", namesrv=cluster.namesrv) as producer:
+            queue = producer.send(Message("T", b"before")).queue
+        cluster.wait_until_replicated()
+        slave = cluster.slave_index()
+        until(lambda: "T" in cluster.broker(slave).node.topics)
+        cluster.kill_broker(0)
+        with Admin(namesrv=cluster.namesrv) as admin:
+            until(lambda: admin.route("T").brokers[0].addresses == {0: cluster.broker_addresses[slave]})
+        with Producer("p", namesrv=cluster.namesrv, send_timeout_s=WAIT_S) as producer:
+            began_s = time.monotonic()
+            with pytest.raises(SendFailedError, match="broker-0 is a slave .*start the master of broker-0"):
+                producer.send(Message("T", b"too early"), queue=queue, timeout=1.0)
+            assert time.monotonic() - began_s >= 0.99
+            sending = [
+                producer.send_async(Message("T", b"one"), queue=queue),
+                producer.send_async(Message("T", b"selected"), selector=by_hash, arg="k"),
+                producer.send_async(Message("T", b"any")),
+            ]
+            with ThreadPoolExecutor() as threads:
+                batch = [Message("T", b"first of two"), Message("T", b"second of two")]
+                sending.append(threads.submit(producer.send_batch, batch, queue=queue))
+                sending.append(threads.submit(producer.send, Message("T", b"blocking"), queue=queue))
+                cluster.restart_broker(0)
+            assert {send.result(WAIT_S).status for send in sending} == {SendStatus.OK}
+        with Admin(namesrv=cluster.namesrv) as admin:
+            there = admin.messages_by_time("T", begin_ms=0, end_ms=2**62)
+        sent = ("before", "one", "selected", "any", "first of two", "second of two", "blocking")
+        assert Counter(message.body.decode() for message in there) == Counter(sent)
 
 
 def test_an_orderly_group_reads_and_commits_at_the_slave_and_goes_on_at_the_master() -> None:

@@ -29,7 +29,7 @@ from contrailmq.broker.cluster.advertise import Advertised, advertised_address
 from contrailmq.broker.cluster.escape import Escape
 from contrailmq.broker.cluster.log_following import LogFollowing
 from contrailmq.broker.cluster.master_link import open_link
-from contrailmq.broker.cluster.pre_online import REFUSAL, SERVED, PreOnline, Progress
+from contrailmq.broker.cluster.pre_online import SERVED, PreOnline, Progress
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.resync import resync
@@ -67,6 +67,7 @@ from contrailmq.wire.connection import SERVER_LIMITS, Connection
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties
 from contrailmq.wire.ration import Ration
+from contrailmq.wire.refusals import MASTER_ASKS_SLAVES
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import UNFINISHED_BYTES_MAX, RemotingClient, RemotingServer
 
@@ -164,7 +165,7 @@ class BrokerServer:
         try:
             self._build(loop)
             if self._asks_slaves_first:
-                self.handlers.restrict(SERVED, REFUSAL)
+                self.handlers.restrict(SERVED, MASTER_ASKS_SLAVES)
                 self.registration.is_held_back, self.node.duty = True, Duty.FOLLOW
             else:
                 self._start_services()

@@ -121,6 +121,8 @@ class SendFailedError(ClientError):
         reason = f"last cause: {cause}" if cause is not None else "the time was used up before the first answer"
         tried = f"{tries} {'try' if tries == 1 else 'tries'} in {elapsed_s:.3f} s"
         where = f" (brokers {', '.join(dict.fromkeys(brokers))})" if brokers else ""
+        if isinstance(cause, ResponseError) and cause.wants_master:
+            reason += f"; no master took it in that time: start the master of {brokers[-1]}, or give the send more time"
         super().__init__(
             f"send to topic {topic!r} failed after {tried}{where}; {reason}",
             code=error_code(cause) if cause is not None else ACCESS_BROKER_TIMEOUT,

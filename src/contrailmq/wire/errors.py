@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contrailmq.message import ContrailError, printable
 from contrailmq.wire.codes import RETRIABLE_ELSEWHERE, request_name, response_name
+from contrailmq.wire.refusals import wants_master
 
 __all__ = [
     "ConnectError",
@@ -95,7 +96,10 @@ class RequestTimeoutError(WireError):
 
 
 class ResponseError(WireError):
-    """The peer answered with an error code. `retriable` is True when another broker may take the request."""
+    """The peer answered with an error code. `retriable` is True when another broker may take the request.
+
+    `wants_master` is True when the broker took no message because no master serves at its address (`refusals`).
+    """
 
     def __init__(self, code: int, remark: str | None, *, request_code: int, address: str = "") -> None:
         where = f" from {address}" if address else ""
@@ -104,3 +108,4 @@ class ResponseError(WireError):
         super().__init__(text)
         self.code, self.remark, self.request_code, self.address = code, remark, request_code, address
         self.retriable = code in RETRIABLE_ELSEWHERE
+        self.wants_master = wants_master(code, remark)

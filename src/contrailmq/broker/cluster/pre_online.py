@@ -55,7 +55,6 @@ SERVED: Final = frozenset(
         RequestCode.GET_BROKER_CONFIG,
     }
 )
-REFUSAL: Final = "this master has come back and asks its slaves how far they have come: try again in a moment"
 
 
 class NotReadyError(ContrailError):

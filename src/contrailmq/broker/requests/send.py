@@ -55,6 +55,7 @@ from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, Respon
 from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
 from contrailmq.wire.header import JSON, Command, Fields
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.refusals import slave_takes_no_messages
 from contrailmq.wire.requests import SendMessage, SendMessageV2
 
 SendHeader = SendMessage | SendMessageV2
@@ -385,8 +386,7 @@ class SendProcessor:
         if node.is_slave:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[REJECTREQUEST]system busy, {node.config.broker_name} is a slave (brokerId "
-                f"{node.config.broker_id}) and takes no messages: send to the master",
+                slave_takes_no_messages(node.config.broker_name, node.config.broker_id),
                 self._fixed,
             )
         since = node.config.start_accept_send_request_time_stamp

@@ -140,7 +140,8 @@ class Producer:
 
         Without a queue, a failed try goes to another broker, all within `timeout` seconds (default `send_timeout_s`).
         With `queue`, or with `selector(queues, message, arg)`, there is one try. A broker that cannot be reached, as
-        while it restarts, and a topic without a route are waited for within the same time: nothing was sent yet.
+        while it restarts, and a topic without a route are waited for within the same time: nothing was sent yet. So is
+        a master whose slave answers in its place: nothing was stored yet.
         Raises SendFailedError after the last try, ResponseError when a broker refuses, MessageError for a message that
         may not be sent.
         """

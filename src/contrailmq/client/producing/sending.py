@@ -4,7 +4,8 @@ Producers, the trace dispatcher and consumers that hand a message back use it. I
 tolerance, but no hooks, transactions or life cycle. Retries follow RocketMQ 5.x: after a lost connection, a timeout or
 a response code that allows it, another broker is tried within one time budget. Other codes fail at once, and a queue
 that the caller chose is tried once. A send that reached nobody (connection refused, no route) is repeated with pauses
-until the time is over (`tries`). FLUSH_DISK_TIMEOUT and the like are results: the message is stored.
+until the time is over, and so is one that a slave refused (`tries`). FLUSH_DISK_TIMEOUT and the like are results: the
+message is stored.
 
 A small message to a known topic takes few awaits: with 256 sends in flight, a producer is bound by its own CPU.
 """
@@ -370,8 +371,10 @@ class Sender:
             raise
         try:
             result = self.outcome(answer, outgoing, queue, address)
-        except ResponseError:
+        except ResponseError as exc:
             self.faults.record_failure(name, is_reachable=False)
+            if exc.wants_master:
+                instance.refresh_soon(outgoing.topic)
             raise
         if self.options.send_latency_fault_enable:
             self.faults.record_success(name, instance.loop.time() - start_s)
