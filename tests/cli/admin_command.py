@@ -19,4 +19,7 @@ def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
 
 
 def run_json(cluster: LocalCluster, *arguments: str) -> Any:
-    return json.loads(run(cluster, *arguments, "--json"))
+    """What the command printed on standard output; it must end with exit code 0."""
+    result = CliRunner().invoke(app, ["admin", *arguments, "--namesrv", cluster.namesrv, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)

@@ -9,6 +9,7 @@ from typing import Any
 from admin_command import run, run_json
 
 from contrailmq import Admin, ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq.message import create_unique_id
 from contrailmq.testing import LocalCluster
 
 WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
@@ -63,6 +64,59 @@ def test_progress_is_the_slaves_answer_while_the_master_is_away() -> None:
             lambda: "no broker is registered at the NameServer: start one" in run(cluster, *asked, code=1),
             "nobody to ask",
         )
+
+
+def lose_master(cluster: LocalCluster) -> None:
+    """Until the NameServer has forgotten it too."""
+    cluster.wait_until_replicated()
+    until(lambda: "Orders" in cluster.broker(cluster.slave_index()).node.topics, "the topic at the slave")
+    cluster.kill_broker(0)
+    with Admin(namesrv=cluster.namesrv) as admin:
+        until(lambda: 0 not in admin.cluster().broker_addr_table["broker-0"].broker_addrs, "no master in the list")
+
+
+def test_what_the_slave_has_is_read_from_it_while_the_master_is_away() -> None:
+    """Tables were empty with exit code 0, and a message that the slave has was said not to be there."""
+    with LocalCluster(slaves=1) as cluster:
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            sent = [producer.send(Message("Orders", b"%d" % number, keys=["k"])) for number in range(5)]
+        asked = [
+            ("message", "by-key", "Orders", "k"),
+            ("message", "by-time", "Orders", "--since", "-1h"),
+            ("message", "get", "Orders", sent[0].message_id),
+            ("message", "get", "Orders", sent[0].offset_message_id),
+            ("topic", "status", "Orders"),
+        ]
+        before = [run_json(cluster, *command) for command in asked]
+        assert len(before[0]) == len(before[1]) == 5
+        assert before[2] == before[3]
+        tail = run(cluster, "message", "tail", "Orders")
+        run(cluster, "group", "create", "billing")
+        until(lambda: "billing" in cluster.broker(cluster.slave_index()).node.groups, "the group at the slave")
+        lose_master(cluster)
+        assert [run_json(cluster, *command) for command in asked] == before
+        note = f"note: broker-0 has no master now, and its slave {cluster.broker_addresses[cluster.slave_index()]}"
+        for command in asked:
+            assert note in run(cluster, *command), command
+        assert note in run(cluster, "group", "list")
+        assert tail in run(cluster, "message", "tail", "Orders")
+        assert "has no message" in run(cluster, "message", "get", "Orders", create_unique_id(), code=1)
+        for command in (("producers",), ("export",), ("group", "reset", "billing", "Orders", "--to", "earliest")):
+            assert "broker 'broker-0' has no master address in the route: it is down" in run(cluster, *command, code=1)
+
+
+def test_a_message_that_only_the_broker_that_is_away_can_have_is_not_said_to_be_missing() -> None:
+    """By its place, at an address that nobody answers; the slave has no message there."""
+    with LocalCluster(slaves=1) as cluster:
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            place = producer.send(Message("Orders", b"x")).offset_message_id
+        beyond = place[:-16] + f"{1 << 30:016X}"
+        assert "has no message" in run(cluster, "message", "get", "Orders", beyond, code=1)
+        address = cluster.broker_addresses[0]
+        lose_master(cluster)
+        printed = run(cluster, "message", "get", "Orders", beyond, code=1)
+        assert f"error: cannot connect to {address}" in printed
+        assert "has no message" not in printed
 
 
 def status(cluster: LocalCluster, *address: str) -> dict[str, Any]:

@@ -40,9 +40,22 @@ def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
         fail("no NameServer address: add -n host:9876 or set NAMESRV_ADDR")
     try:
         with Admin(namesrv=namesrv, **tls_of_flags.get()) as admin:
-            return question(admin)
+            try:
+                return question(admin)
+            finally:
+                _tell_of_slaves(admin)
     except ContrailError as exc:
         fail(str(exc))
+
+
+def _tell_of_slaves(admin: Admin) -> None:
+    """On standard error: a table without what only the master has looks like a whole one."""
+    for broker, address in admin.slaves_asked().items():
+        typer.echo(
+            f"note: {broker} has no master now, and its slave {address} was asked: what the master took last may be "
+            "missing; start the master",
+            err=True,
+        )
 
 
 def ask_broker(address: str, namesrv: str | None, question: Callable[[Admin], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -35,6 +36,7 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's group for tools; brokers hav
 UNIQUE_KEY_WINDOW_MS: Final = 3 * 24 * 3600 * 1000  # how far back a unique id is looked for, as Java's tools do
 END_OF_TIME_MS: Final = 2**63 - 1
 PULL_COUNT: Final = 32
+PORT_MAX: Final = 65_535
 TRACES_MAX: Final = 64  # trace messages of one message that are read
 
 
@@ -45,19 +47,42 @@ class AdminMessages(AdminOffsets):
     """Messages."""
 
     async def message(self, topic: str, message_id: str) -> StoredMessage | None:
-        """By its id, the unique one that senders and listeners know or the offset one; None when there is none."""
+        """By its id, the unique one that senders and listeners know or the offset one; None when there is none.
+
+        When nobody answers at the broker that an offset id names, its slave is asked. ConnectError when that lacks it.
+        """
         found = await self.messages_by_unique_key(topic, message_id)
         if found:
             return found[0]
+        if not _is_place(message_id):
+            return None
         try:
             return await self.message_at(message_id)
-        except (MessageError, ResponseError, ConnectError):
-            return None  # not of the form of a place, or no broker is there, or no message
+        except ResponseError:
+            return None
+        except ConnectError:
+            copy = await self._copy_of(topic, message_id)
+            if copy is None:
+                raise
+            return copy
 
     async def message_at(self, offset_message_id: str) -> StoredMessage:
         """By its place: the offset message id holds the broker's address and the physical offset."""
         host, port, offset = parse_offset_message_id(offset_message_id)
-        answer = await self._ask(f"{host}:{port}", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})
+        return await self._view(f"{host}:{port}", offset, offset_message_id)
+
+    async def _copy_of(self, topic: str, offset_message_id: str) -> StoredMessage | None:
+        """The message at the same place of a slave's log, where it carries the id that its master gave it."""
+        _, _, offset = parse_offset_message_id(offset_message_id)
+        for address in (await self._topic_readers(topic)).values():
+            with contextlib.suppress(ResponseError):  # no message is there
+                found = await self._view(address, offset, offset_message_id)
+                if found.offset_message_id == offset_message_id.upper():
+                    return found
+        return None
+
+    async def _view(self, address: str, offset: int, offset_message_id: str) -> StoredMessage:
+        answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})
         faults: list[str] = []
         found = decode_messages(answer.body, on_damage=faults.append)
         if not found:
@@ -141,13 +166,13 @@ class AdminMessages(AdminOffsets):
             "_UNIQUE_KEY_QUERY": is_unique_key,
         }
         accept = (int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND))
-        masters = await self._topic_masters(topic)
+        readers = await self._topic_readers(topic)
         answers = await asyncio.gather(
-            *(self._ask(address, RequestCode.QUERY_MESSAGE, ext, accept=accept) for address in masters.values())
+            *(self._ask(address, RequestCode.QUERY_MESSAGE, ext, accept=accept) for address in readers.values())
         )
         messages = [
             message
-            for name, answer in zip(masters, answers, strict=True)
+            for name, answer in zip(readers, answers, strict=True)
             if answer.code == ResponseCode.SUCCESS
             for message in decode_messages(answer.body, broker_name=name, on_damage=_tell)
             if message.topic == self._name(topic)
@@ -185,6 +210,15 @@ def copy_of(message: StoredMessage) -> Message:
     return Message(
         message.topic, readable_body(message), tags=message.tags, keys=list(message.keys), properties=properties
     )
+
+
+def _is_place(message_id: str) -> bool:
+    """Whether it has the form of an offset id. A unique id is as long; its process id stands where the port would."""
+    try:
+        _, port, _ = parse_offset_message_id(message_id)
+    except MessageError:
+        return False
+    return 0 < port <= PORT_MAX
 
 
 def readable_body(message: StoredMessage) -> bytes:

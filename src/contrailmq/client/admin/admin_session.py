@@ -6,7 +6,7 @@ It starts with its first call; close it with `shutdown`, or use `async with`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Self, Unpack
 
 from contrailmq.client.errors import BrokerNotFoundError, ClientError, did_you_mean
@@ -33,6 +33,7 @@ class AdminSession:
         settings.setdefault("request_timeout_s", ADMIN_TIMEOUT_S)
         self.options = ClientOptions(namesrv=namesrv, **settings)
         self._instance: ClientInstance | None = None
+        self._stand_ins: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -79,9 +80,21 @@ class AdminSession:
             raise BrokerNotFoundError(", ".join(groups))
         return found
 
+    async def slaves_asked(self) -> dict[str, str]:
+        """Addresses of slaves that were asked in place of their masters so far, by broker name.
+
+        A slave lacks what its master took last, and knows topics, groups and offsets as of its last copy of them.
+        """
+        return dict(self._stand_ins)
+
     async def _readable(self, *, broker: str | None = None) -> dict[str, str]:
         """Whom to ask what slaves know too: the masters, and while one is away its slave with the lowest id."""
-        return {name: ids[min(ids)] for name, ids in (await self._brokers(broker, None)).items()}
+        return self._readers(await self._brokers(broker, None))
+
+    def _readers(self, groups: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
+        found = {name: (min(ids), ids[min(ids)]) for name, ids in groups.items() if ids}
+        self._stand_ins |= {name: address for name, (id_, address) in found.items() if id_ != MASTER_ID}
+        return {name: address for name, (_, address) in found.items()}
 
     async def _brokers(self, broker: str | None, cluster: str | None) -> dict[str, dict[int, str]]:
         """Addresses by broker name and id; BrokerNotFoundError when there are none."""
@@ -128,10 +141,16 @@ class AdminSession:
     async def _queue_master(self, queue: MessageQueue) -> str:
         return await self._connected().find_master(queue.broker_name, self._name(queue.topic))
 
-    async def _topic_masters(self, topic: str) -> dict[str, str]:
-        """Masters of the brokers that have the topic."""
-        route = await self.route(topic)
-        return {broker.name: broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses}
+    async def _queue_reader(self, queue: MessageQueue) -> str:
+        name = queue.broker_name
+        address, id_ = await self._connected().find_reader(name, self._name(queue.topic))
+        if id_ != MASTER_ID:
+            self._stand_ins[name] = address
+        return address
+
+    async def _topic_readers(self, topic: str) -> dict[str, str]:
+        """As `_readable`, of the brokers that have the topic."""
+        return self._readers({broker.name: broker.addresses for broker in (await self.route(topic)).brokers})
 
 
 def _require_known(what: str, name: str | None, known: Iterable[str]) -> None:

@@ -42,7 +42,7 @@ class AdminTopics(AdminSession):
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
         """The topic's settings, by broker name."""
         configs: dict[str, TopicConfig] = {}
-        for name, address in (await self._topic_masters(topic)).items():
+        for name, address in (await self._topic_readers(topic)).items():
             answer = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": self._name(topic)})
             configs[name] = decode_body(answer.body, TopicConfig)
         return configs
@@ -180,7 +180,7 @@ class AdminTopics(AdminSession):
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Smallest and next offset of each queue, and when it was last written."""
         stats: dict[MessageQueue, TopicOffset] = {}
-        for address in (await self._topic_masters(topic)).values():
+        for address in (await self._topic_readers(topic)).values():
             answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": self._name(topic)})
             stats.update(decode_body(answer.body, TopicStatsTable).queues)
         return dict(sorted(stats.items()))
@@ -188,7 +188,7 @@ class AdminTopics(AdminSession):
     async def topic_groups(self, topic: str) -> list[str]:
         """The groups that consume the topic."""
         groups: set[str] = set()
-        for address in (await self._topic_masters(topic)).values():
+        for address in (await self._topic_readers(topic)).values():
             answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": self._name(topic)})
             groups.update(decode_body(answer.body, GroupList).group_list)
         return sorted(groups)
@@ -251,5 +251,5 @@ class AdminTopics(AdminSession):
         ext: dict[str, ExtValue] = {"topic": self._name(queue.topic), "queueId": queue.queue_id}
         if timestamp is not None:
             ext["timestamp"] = timestamp
-        answer = await self._ask(await self._queue_master(queue), code, ext)
+        answer = await self._ask(await self._queue_reader(queue), code, ext)
         return number(answer.ext, field)

@@ -52,6 +52,10 @@ class Admin(BlockingAdmin):
         """Addresses of the masters by broker name: of one broker, one cluster, or all."""
         return self._call(lambda admin: admin.masters(broker=broker, cluster=cluster))
 
+    def slaves_asked(self) -> dict[str, str]:
+        """Addresses of slaves that were asked in place of their masters so far, by broker name."""
+        return self._call(lambda admin: admin.slaves_asked())
+
     def topics(self) -> list[str]:
         """All topics that the NameServer routes, %RETRY% and %DLQ% ones included, sorted."""
         return self._call(lambda admin: admin.topics())
