@@ -143,3 +143,23 @@ def test_threads_of_a_node_exclude_each_other_and_wait() -> None:
         node = Node(echo.network, "counter", echo.caller_host).start(count)
         assert echo.world.run_until(lambda: node.is_done, within_s=10)
         assert node.result == (200, 1)
+
+
+def test_a_wait_for_the_last_fraction_of_a_nanosecond_lets_time_pass() -> None:
+    """What is left of a deadline, by subtraction: a loop that waits for it would else find the same time for ever."""
+
+    async def waited(node: Node) -> float:
+        def work() -> float:
+            lock = threading.Lock()
+            lock.acquire()
+            before_s = time.monotonic()
+            for _ in range(1000):
+                assert not lock.acquire(timeout=3e-10)
+            return time.monotonic() - before_s
+
+        return await asyncio.to_thread(work)
+
+    with EchoWorld(11) as echo:
+        node = Node(echo.network, "waiter", echo.caller_host).start(waited)
+        assert echo.world.run_until(lambda: node.is_done, within_s=10)
+        assert node.result == pytest.approx(1e-6, rel=0.5)

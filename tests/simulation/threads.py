@@ -68,8 +68,10 @@ class Lock:
             return False
         waiter = _Waiter(fiber)
         self._waiters.append(waiter)
+        # The rest of a deadline may be less than a nanosecond: without any, who waits in a loop would wait for ever.
+        wait_ns = fiber.node.clock.world_ns(max(1, round(timeout * SECOND_NS)))
         try:
-            world.park(None if timeout < 0 else world.rested_ns(fiber.node.clock.world_ns(round(timeout * SECOND_NS))))
+            world.park(None if timeout < 0 else world.rested_ns(wait_ns))
         finally:
             if not waiter.has_it:
                 with contextlib.suppress(ValueError):
