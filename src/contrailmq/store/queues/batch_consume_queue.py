@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from contrailmq.message.checksum import crc32
 from contrailmq.store.files import Files
 from contrailmq.store.queues.descriptors import DescriptorCache, file_base
-from contrailmq.store.queues.queue_unit import Boundary
+from contrailmq.store.queues.queue_unit import Boundary, begins_again
 
 _UNIT: Final = struct.Struct(">qiqqqhii")
 BATCH_UNIT_BYTES: Final = 46
@@ -107,6 +107,10 @@ class BatchConsumeQueue:
         if len(self._pending) >= PENDING_BYTES_MAX:
             self.write_pending()
         return True
+
+    def begins_again(self, unit: BatchUnit) -> bool:
+        """As in ConsumeQueue.begins_again."""
+        return begins_again(unit.base_offset, self.max_offset) and unit.physical_offset >= self.physical_max
 
     @property
     def pending_bytes(self) -> int:

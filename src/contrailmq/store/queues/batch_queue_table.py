@@ -131,13 +131,9 @@ class BatchQueueTable:
         return queue
 
     def append(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
-        """Add the unit of a record, in log order; one that is there already is skipped.
-
-        The first message of a topic that was deleted and made again ends what the queue held, as in
-        ConsumeQueue.begins_again.
-        """
+        """Add the unit of a record, in log order; one that is there already is skipped."""
         queue = self.find_or_create(topic, queue_id)
-        if unit.base_offset == 0 < queue.max_offset and unit.physical_offset >= queue.physical_max:
+        if queue.begins_again(unit):
             queue.reset()
         queue.append(unit)
 

@@ -39,6 +39,7 @@ from contrailmq.store.queues.queue_unit import (
     UNIT_BYTES,
     Boundary,
     Unit,
+    begins_again,
     offset_by_time,
     unpack_unit,
     unpack_units,
@@ -165,9 +166,9 @@ class ConsumeQueue:
         return queue_offset >= 0 and (gap <= 0 or gap * RECORD_BYTES_MIN <= room)
 
     def begins_again(self, queue_offset: int, physical_offset: int) -> bool:
-        """Whether this record of the log is the first of a new life: its topic was deleted, and made again. What the
-        queue holds is of the life before. Only a master knows of deletions; its slaves see the offset."""
-        return queue_offset == 0 < self.max_offset and physical_offset >= self.physical_max
+        """Whether this record of the log ends what the queue holds. Only a master knows of deletions; its slaves see
+        the offset."""
+        return begins_again(queue_offset, self.max_offset) and physical_offset >= self.physical_max
 
     def start_at(self, queue_offset: int) -> None:
         """An empty queue whose next message gets this offset."""

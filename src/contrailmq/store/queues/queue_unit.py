@@ -36,6 +36,12 @@ class Unit(NamedTuple):
         return self.size_bytes == PRE_BLANK_SIZE and self.physical_offset == 0
 
 
+def begins_again(queue_offset: int, next_offset: int) -> bool:
+    """Whether a record of the log is the first of a new life of its queue, of either kind: its topic was deleted, and
+    made again. All up to `next_offset` is of the life before, and no longer in the queue."""
+    return queue_offset == 0 < next_offset
+
+
 class Boundary(enum.Enum):
     """Which end of the messages of one instant a search by time wants."""
 

@@ -25,7 +25,7 @@ from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.queues.derivation import IN_NO_QUEUE, Derivation, Due, batch_unit, due_by_flag, due_of, index_keys
 from contrailmq.store.queues.light_queues import LIGHT_QUEUE_ID
 from contrailmq.store.queues.placeholder import may_be_emptied
-from contrailmq.store.queues.queue_unit import PRE_BLANK, UNIT_BYTES, pack_unit
+from contrailmq.store.queues.queue_unit import PRE_BLANK, UNIT_BYTES, begins_again, pack_unit
 from contrailmq.store.recovery.log_walk import Expected, Expects, Hole
 
 _log = logging.getLogger(__name__)
@@ -236,8 +236,7 @@ class Reconciler:
             return
         if cursor.first < 0:
             self._begin(cursor, queue_offset)
-        elif queue_offset == 0 and cursor.next_offset > 0:
-            # The topic was deleted and made again: what the log has of it up to here is no longer in the queue.
+        elif begins_again(queue_offset, cursor.next_offset):
             self._queues.reset(queue)
             cursor.first = cursor.next_offset = 0
             cursor.block, cursor.block_end = b"", cursor.block_first

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from contrailmq.message import SysFlag
+from contrailmq.message.record import RecordView
 from contrailmq.store.base.errors import StoreError, StoreIOError
 from contrailmq.store.base.store_lock import owner_of
 from contrailmq.store.config import StoreConfig, size_below
@@ -115,6 +117,9 @@ class StoreView:
             batch_file_bytes=self.config.mapper_file_size_batch_consume_queue,
         )
         self.damaged_queues = [queue for queue in self.queues.load() if not self._has_new_file(queue)]
+        self._ordinary_ends: dict[str, int] = {}  # by topic, where the newest message in its ordinary queues ends
+        for queue in self.queues:
+            self._ordinary_ends[queue.topic] = max(queue.physical_max, self._ordinary_ends.get(queue.topic, -1))
         self.index_files = self._open_index()
         self.checkpoint: CheckpointValues = read_checkpoint(self.config.checkpoint_path, self.files)
         self.ledger: Ledger | None = read_ledger(self.config.path, self.files)
@@ -130,6 +135,14 @@ class StoreView:
     @property
     def log_bytes(self) -> int:
         return sum(file.size_bytes for file in self.log_files)
+
+    def is_of_an_ended_batch_topic(self, record: RecordView) -> bool:
+        """Whether an inner batch stands in the log of a topic that was deleted since, and made again with ordinary
+        queues: they hold later messages. No batch queue is due for it."""
+        if not record.sys_flag & SysFlag.INNER_BATCH:
+            return False
+        topic = record.topic_name
+        return not self.queues.batches.holds(topic) and record.physical_offset < self._ordinary_ends.get(topic, -1)
 
     def close(self) -> None:
         self.queues.close()

@@ -136,6 +136,18 @@ class _Both:
         self._second.take(record)
 
 
+class _StandingBatches:
+    """Leaves out the inner batches of topics that have ordinary queues by now: with them they would become mixed."""
+
+    def __init__(self, view: StoreView, sink: Sink) -> None:
+        self._view = view
+        self._sink = sink
+
+    def take(self, record: RecordView, /) -> None:
+        if not self._view.is_of_an_ended_batch_topic(record):
+            self._sink.take(record)
+
+
 class _LogEnd(NamedTuple):
     offset: int
     reason: str = ""
@@ -147,7 +159,7 @@ def _fill(
     """Dispatch the whole log into empty queues and an empty index."""
     sink = _Both(
         Reconciler(queues, index, DelayLevels(view.config.message_delay_level), index_from=0),
-        BatchSink(queues.batches, begin=0),
+        _StandingBatches(view, BatchSink(queues.batches, begin=0)),
     )
     done = 0
     end = _LogEnd(0)

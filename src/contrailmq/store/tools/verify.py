@@ -29,7 +29,7 @@ from contrailmq.store.queues.consume_queue_ext import ExtUnit, is_ext_address, r
 from contrailmq.store.queues.derivation import Derivation, Due
 from contrailmq.store.queues.light_queues import LIGHT_QUEUE_ID
 from contrailmq.store.queues.placeholder import is_placeholder
-from contrailmq.store.queues.queue_unit import UNIT_BYTES, pack_unit
+from contrailmq.store.queues.queue_unit import UNIT_BYTES, begins_again, pack_unit
 from contrailmq.store.recovery.log_walk import Unheard, WalkEnd, next_record, walk
 from contrailmq.store.tools.read_only import ReadOnlyLogFile, StoreView
 
@@ -94,17 +94,43 @@ def _is_moving(file: ReadOnlyLogFile, end: WalkEnd) -> bool:
     return again.records > 0 or again.verdict.kind is not end.verdict.kind
 
 
-class _Cursor:
-    """One queue's units, read along with the log."""
+class _Findings:
+    """What is wrong with one queue, of either kind, while it is read along with the log."""
 
-    __slots__ = ("block", "block_first", "extension", "findings", "findings_count", "next_offset", "queue", "units")
+    __slots__ = ("findings", "findings_count", "next_offset", "units")
 
-    def __init__(self, queue: ConsumeQueue | None) -> None:
-        self.queue = queue
+    def __init__(self) -> None:
         self.findings: list[tuple[int, str]] = []
         self.findings_count = 0
-        self.next_offset = -1
+        self.next_offset = -1  # after the newest message that the log has of it
         self.units = 0  # that stand in it, so far
+
+    def find(self, queue_offset: int, problem: str) -> None:
+        self.findings_count += 1
+        if len(self.findings) < FINDINGS_LISTED_MAX:
+            self.findings.append((queue_offset, problem))
+
+    def meet(self, queue_offset: int) -> None:
+        """The log has a message with this offset. What was wrong in a life before does not matter."""
+        if begins_again(queue_offset, self.next_offset):
+            self.findings.clear()
+            self.findings_count = self.next_offset = 0
+
+    def tell(self, report: VerifyReport, topic: str, queue_id: int) -> None:
+        for offset, problem in self.findings:
+            report.add("queue", f"{topic}/{queue_id}", offset, problem)
+        report.findings_count += self.findings_count - len(self.findings)
+        report.units += self.units
+
+
+class _Cursor(_Findings):
+    """One ordinary queue's units."""
+
+    __slots__ = ("block", "block_first", "extension", "queue")
+
+    def __init__(self, queue: ConsumeQueue | None) -> None:
+        super().__init__()
+        self.queue = queue
         self.extension = -(2**63) - 1  # address of the newest
         self.block = b""
         self.block_first = 0
@@ -120,21 +146,15 @@ class _Cursor:
             position = 0
         return self.block[position : position + UNIT_BYTES]
 
-    def find(self, queue_offset: int, problem: str) -> None:
-        self.findings_count += 1
-        if len(self.findings) < FINDINGS_LISTED_MAX:
-            self.findings.append((queue_offset, problem))
 
-    def begin_again(self) -> None:
-        """The topic was deleted and created again: what was wrong with the old queue does not matter."""
-        self.findings.clear()
-        self.findings_count = self.next_offset = 0
+class _BatchCursor(_Findings):
+    """One batch queue's units. `unit` is the current one, None after the last."""
 
-
-class _BatchCursor:
-    """One batch queue's units, read along with the log. `unit` is the current one, None after the last."""
+    __slots__ = ("_units", "queue", "unit")
 
     def __init__(self, queue: BatchConsumeQueue | None, log_min: int) -> None:
+        super().__init__()
+        self.queue = queue
         self._units = iter(()) if queue is None else queue.scan(queue.first)
         self.advance()
         while self.unit is not None and self.unit.physical_offset < log_min:
@@ -165,7 +185,10 @@ class _Checker:
         # Queues that the ledger would know if they had not been deleted on purpose
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
         self._ledger_to = ledger.physical_offset if ledger is not None else -1
-        self._known = {(entry.topic, entry.queue_id) for entry in ledger.queues} if ledger is not None else set()
+        self._known: set[tuple[str, int]] = set()
+        if ledger is not None:
+            self._known.update((entry.topic, entry.queue_id) for entry in ledger.queues)
+            self._known.update((entry.topic, entry.queue_id) for entry in ledger.batches)
         self._log_min = view.log_files[0].base if view.log_files else 0
         self._index: IndexChecker | None = None  # turned off, files of earlier days mean nothing
         if view.config.message_index_enable:
@@ -185,7 +208,8 @@ class _Checker:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
         derived = self._derivation.derive(record)
         if derived.batch is not None:
-            self._check_batch(record.topic_name, record.queue_id, derived.batch)
+            if not self._view.is_of_an_ended_batch_topic(record):
+                self._check_batch(record.topic_name, record.queue_id, derived.batch)
         elif derived.due is Due.UNIT:
             unit = pack_unit(physical_offset, record.size_bytes, derived.tags_code)
             self._check_unit(record.topic_name, record.queue_id, record.queue_offset, unit, store_time_ms)
@@ -214,11 +238,9 @@ class _Checker:
             seen_to = cursor.next_offset if cursor.next_offset >= 0 else queue.min_offset
             first = queue.offset_of_physical(self._log_min)
             _check_unclaimed(cursor, queue, max(seen_to, first), queue.max_offset)
-        for (topic, queue_id), cursor in self._cursors.items():
-            for offset, problem in cursor.findings:
-                self._report.add("queue", f"{topic}/{queue_id}", offset, problem)
-            self._report.findings_count += cursor.findings_count - len(cursor.findings)
-            self._report.units += cursor.units
+        for cursors in (self._batches, self._cursors):
+            for (topic, queue_id), found in cursors.items():
+                found.tell(self._report, topic, queue_id)
 
     # --- queues
 
@@ -231,8 +253,7 @@ class _Checker:
         record = int.from_bytes(expected[:8], "big")
         if cursor.queue is None and record <= self._ledger_to and (topic, queue_id) not in self._known:
             return
-        if queue_offset == 0:
-            cursor.begin_again()
+        cursor.meet(queue_offset)
         if queue_offset < cursor.next_offset:
             cursor.find(queue_offset, "the log gives this offset to two records")
             return
@@ -292,30 +313,31 @@ class _Checker:
             cursor = self._batches[topic, queue_id] = _BatchCursor(
                 self._view.queues.batches.get(topic, queue_id), self._log_min
             )
-        for stands in cursor.before(expected.physical_offset):
-            self._find_unclaimed(topic, queue_id, stands)
-        if cursor.unit is None or cursor.unit.physical_offset != expected.physical_offset:
-            if self._is_in_flight(topic, queue_id, expected.physical_offset):
-                return
-            problem = f"the unit of the record at {expected.physical_offset} is missing"
-            self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
+        record = expected.physical_offset
+        if cursor.queue is None and record <= self._ledger_to and (topic, queue_id) not in self._known:
             return
-        self._report.units += 1
+        cursor.meet(expected.base_offset)
+        cursor.next_offset = expected.following
+        self._find_unclaimed(cursor, before=record)
+        if cursor.unit is None or cursor.unit.physical_offset != record:
+            if not self._is_in_flight(topic, queue_id, record):
+                cursor.find(expected.base_offset, f"the unit of the record at {record} is missing")
+            return
+        cursor.units += 1
         if cursor.unit != expected:
-            problem = f"unit {tuple(cursor.unit)} should be {tuple(expected)}"
-            self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
+            cursor.find(expected.base_offset, f"unit {tuple(cursor.unit)} should be {tuple(expected)}")
         cursor.advance()
 
     def _finish_batches(self) -> None:
         for queue in self._view.queues.batches:
-            cursor = self._batches.get((queue.topic, queue.queue_id)) or _BatchCursor(queue, self._log_min)
-            for stands in cursor.before(2**63):
-                self._find_unclaimed(queue.topic, queue.queue_id, stands)
+            cursor = self._batches.setdefault((queue.topic, queue.queue_id), _BatchCursor(queue, self._log_min))
+            self._find_unclaimed(cursor, before=_BEYOND)
 
-    def _find_unclaimed(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
-        self._report.units += 1
-        if not self._is_lost(unit.physical_offset):
-            self._report.add("queue", f"{topic}/{queue_id}", unit.base_offset, f"no record belongs to {unit}")
+    def _find_unclaimed(self, cursor: _BatchCursor, *, before: int) -> None:
+        for unit in cursor.before(before):
+            cursor.units += 1
+            if not self._is_lost(unit.physical_offset):
+                cursor.find(unit.base_offset, f"no record belongs to {unit}")
 
 
 def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int) -> None:
