@@ -607,6 +607,23 @@ def test_a_refusal_is_told_although_no_master_was_known_before(story: Story, cap
     assert "store truncate" in lines[1]
 
 
+@pytest.mark.parametrize("told", ["10.0.0.2:76448", "10.0.0.2", "a b:10912"])
+def test_a_ha_address_that_cannot_be_dialled_is_refused_with_the_setting_it_comes_from(
+    story: Story, caplog: pytest.LogCaptureFixture, told: str
+) -> None:
+    """A port above 65535 would be dialled modulo 65536."""
+
+    async def act(following: LogFollowing, address: str) -> None:
+        following.master_told(MASTER, told)
+        await until(lambda: "brokerIP2" in caplog.text)
+        following.master_told(MASTER, address)
+        await until(story.is_copied)
+
+    story.master.put(1)
+    story.play(act, is_told=False)
+    assert f"the NameServers give {told!r} as its HA address" in caplog.text
+
+
 def test_an_empty_slave_with_files_of_another_size_says_so_once_and_tries_less_and_less(
     story: Story, caplog: pytest.LogCaptureFixture
 ) -> None:

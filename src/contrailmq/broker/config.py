@@ -21,6 +21,7 @@ from typing import Final
 from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
 from contrailmq.broker.state.client_bound import DEFAULT_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
+from contrailmq.message.addresses import check_dialled, check_host_form, is_ip, without_brackets
 from contrailmq.metrics.settings import (
     DEFAULT_PORT,
     LIMIT,
@@ -241,10 +242,7 @@ class BrokerConfig:
                 raise BrokerConfigError(key, name, str(exc)) from None
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise BrokerConfigError("defaultMessageRequestMode", self.default_message_request_mode, "PULL or POP")
-        for address in self.namesrv_addresses:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
-                raise BrokerConfigError("namesrvAddr", self.namesrv_addr, "host:port, several joined by ';'")
+        self._check_addresses()
         try:
             self.ha_allowed_networks  # noqa: B018
         except ValueError as exc:
@@ -254,6 +252,27 @@ class BrokerConfig:
             self.export_settings()
         except MetricsSettingError as exc:
             raise BrokerConfigError(exc.key, exc.value, exc.remedy) from None
+
+    def _check_addresses(self) -> None:
+        for address in self.namesrv_addresses:
+            try:
+                check_dialled(address)
+            except ValueError as exc:
+                remedy = f"host:port, several joined by ';'; {address} is none: {exc}"
+                raise BrokerConfigError("namesrvAddr", self.namesrv_addr, remedy) from None
+        if self.broker_ip1 and not is_ip(without_brackets(self.broker_ip1)):
+            remedy = "an IP address without a port: no name, as it goes into records and message ids"
+            raise BrokerConfigError("brokerIP1", self.broker_ip1, remedy)
+        for name in ("broker_ip2", "bind_address", "metrics_prom_exporter_host"):
+            host = getattr(self, name)
+            try:
+                if host:
+                    check_host_form(without_brackets(host) if name == "broker_ip2" else host)
+            except ValueError as exc:
+                raise BrokerConfigError(_key(name), host, f"an IP address or a name, without a port: {exc}") from None
+        if self.bind_address and not self.broker_ip1 and not is_ip(self.bind_address):
+            remedy = "clients cannot be given a name: set brokerIP1, too, to the IP address that they reach"
+            raise BrokerConfigError("bindAddress", self.bind_address, remedy)
 
     def export_settings(self, own_ip: str = "") -> ExportSettings:
         """How metrics are exported; MetricsSettingError says what cannot be. `own_ip` is where clients find it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from contrailmq.message import ContrailError
 from contrailmq.metrics.page import LABEL_NAME
@@ -79,4 +80,9 @@ def otlp_target(text: str) -> str:
         raise MetricsSettingError(
             "metricsGrpcExporterTarget", text, "OTLP_GRPC needs it: host:4317 or http://host:4317"
         )
-    return text if text.startswith(("http://", "https://")) else f"https://{text}"
+    target = text if text.startswith(("http://", "https://")) else f"https://{text}"
+    try:
+        urlsplit(target).port  # noqa: B018
+    except ValueError as exc:
+        raise MetricsSettingError("metricsGrpcExporterTarget", text, f"host:4317 or http://host:4317: {exc}") from None
+    return target

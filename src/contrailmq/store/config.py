@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from contrailmq.message.addresses import check_dialled
+from contrailmq.message.errors import MessageError
+from contrailmq.message.identity import encode_address
 from contrailmq.store.base.errors import StoreConfigError
 from contrailmq.store.base.index_sizes import read_index_sizes
 from contrailmq.store.base.store_lock import OLD
@@ -457,11 +460,25 @@ class StoreConfig(_Settings):
         if self.min_in_sync_replicas > self.in_sync_replicas:
             remedy = f"at most inSyncReplicas, which is {self.in_sync_replicas}"
             raise StoreConfigError("minInSyncReplicas", self.min_in_sync_replicas, remedy)
+        self._check_addresses()
         DelayLevels(self.message_delay_level)  # refuses what it cannot read
         for name in ("delete_when", "timer_check_metrics_when"):
             hours = getattr(self, name).split(";")
             if not all(_HOUR.fullmatch(hour.strip()) for hour in hours):
                 raise StoreConfigError(rocketmq_key(name), ";".join(hours), "hours from 00 to 23, with ; between them")
+
+    def _check_addresses(self) -> None:
+        if self.ha_master_address:
+            try:
+                check_dialled(self.ha_master_address)
+            except ValueError as exc:
+                remedy = f"{exc}; give host:port of the master's HA port, or nothing: then the NameServers name it"
+                raise StoreConfigError("haMasterAddress", self.ha_master_address, remedy) from None
+        try:
+            encode_address(self.store_host_address)
+        except (MessageError, ValueError) as exc:
+            remedy = f"an IP address and a port, such as 10.0.0.1:10911: {exc}"
+            raise StoreConfigError("storeHostAddress", self.store_host_address, remedy) from None
 
 
 def hours_of(text: str) -> frozenset[int]:

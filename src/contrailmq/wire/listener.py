@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq._faults import LastingFault
+from contrailmq.message.addresses import check_host_form
 from contrailmq.wire.connection import Connection, as_protocol
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
@@ -48,7 +49,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     No host means all addresses of all families that this machine has. A name of several addresses may have some that
     this machine has not (`localhost` where IPv6 is switched off): one is enough.
     """
-    check_host(host)
+    if host:
+        check_host(host)
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return listen_on(sorted({(info[0], info[4]) for info in infos}), port, host)
@@ -78,12 +80,10 @@ def listen_on(addresses: list[Address], port: int, host: str) -> list[socket.soc
 
 def check_host(host: str) -> None:
     """OSError when no resolver can be asked for the host; Python's own would raise a UnicodeError."""
-    if host.startswith("["):
-        raise OSError(errno.EINVAL, "write an IPv6 address without brackets")
     try:
-        host.encode("idna")
-    except UnicodeError as exc:
-        raise OSError(errno.EINVAL, "not a host name: each part between dots has 1 to 63 characters") from exc
+        check_host_form(host)
+    except ValueError as exc:
+        raise OSError(errno.EINVAL, str(exc)) from exc
 
 
 class Listener:

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from contrailmq.message.addresses import split_host_port
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.connection import (
     DEFAULT_LIMITS,
@@ -27,7 +28,7 @@ from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenEr
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
 from contrailmq.wire.joined import join
-from contrailmq.wire.listener import OWN_DESCRIPTORS, Listener, bind, check_host, raise_limit
+from contrailmq.wire.listener import OWN_DESCRIPTORS, Listener, bind, raise_limit
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls
@@ -413,17 +414,9 @@ def dial_failure(error: OSError, *, is_tls: bool) -> str:
     return cause
 
 
-_PORT_MAX: Final = 65535
-
-
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` in its parts; ConnectError when it is neither."""
-    host, separator, port = address.strip().rpartition(":")
-    if not separator or not host or not (port.isascii() and port.isdigit() and int(port[:6]) <= _PORT_MAX):
-        raise ConnectError(address, f"an address has the form host:port, with a port of at most {_PORT_MAX}")
-    host = host.removeprefix("[").removesuffix("]")
     try:
-        check_host(host)
-    except OSError as exc:
-        raise ConnectError(address, exc.strerror or str(exc)) from exc
-    return host, int(port)
+        return split_host_port(address)
+    except ValueError as exc:
+        raise ConnectError(address, str(exc)) from exc

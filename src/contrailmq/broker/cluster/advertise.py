@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.message.addresses import without_brackets
+
 CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")  # what Docker and Podman leave in a container
 
 _OUTSIDE: Final = "203.0.113.1"  # TEST-NET-3: only the route there is asked for
@@ -32,7 +34,7 @@ def advertised_address(
     if is_in_container is None:
         is_in_container = any(Path(mark).exists() for mark in CONTAINER_MARKS)
     if configured:
-        ip, reason = configured, "brokerIP1"
+        ip, reason = without_brackets(configured), "brokerIP1"
     elif bind_address not in ("", "0.0.0.0", "::"):
         ip, reason = bind_address, "bindAddress"
     else:

@@ -34,6 +34,7 @@ from contrailmq.broker.cluster.master_link import BUFFER_BYTES, MasterLink, open
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.log_first import BEHIND_BYTES
+from contrailmq.message.addresses import split_host_port
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Following, StoreError
 from contrailmq.wire.admin_bodies import HaClientInfo
@@ -215,15 +216,17 @@ class LogFollowing:
 
     async def _follow(self) -> None:
         """One connection, to its end."""
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise UnlikeError(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
+        try:
+            host, port = split_host_port(self.address)
+        except ValueError as exc:  # haMasterAddress was checked at the start
+            problem = f"the NameServers give {self.address!r} as its HA address: {exc}; correct the master's brokerIP2"
+            raise UnlikeError(problem) from exc
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            link = await self._connect(host, int(port))
+            link = await self._connect(host, port)
         try:
             # Asked only now: a master that answers, loses power and takes the connection with another log afterwards
             # would be followed. One that answers after the connection was made is the one behind it, or it has ended.
-            await self._check_master(f"{host}:{int(port) - 1}")
+            await self._check_master(f"{host}:{port - 1}")
             await self._follow_on(link)
         finally:
             link.close()

@@ -21,6 +21,7 @@ from typing import Final
 
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, has_record_at, log_bounds, record_at
 from contrailmq.broker.config import BrokerConfig
+from contrailmq.message.addresses import split_host_port
 from contrailmq.store import ClosedLog, Files, StoreConfig, truncate_store
 from contrailmq.wire.bodies import ClusterInfo, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -100,9 +101,9 @@ async def _named(config: BrokerConfig, store_config: StoreConfig, client: Asking
             found.append(group.broker_addrs[0])
         else:
             asked.append(f"NameServer {namesrv} (it knows no master of {config.broker_name})")
-    host, _, port = store_config.ha_master_address.rpartition(":")
-    if host and port.isdigit():
-        found.append(f"{host}:{int(port) - 1}")
+    if store_config.ha_master_address:
+        host, port = split_host_port(store_config.ha_master_address)
+        found.append(f"{host}:{port - 1}")
     return list(dict.fromkeys(found))
 
 
