@@ -92,6 +92,31 @@ def test_a_place_inside_a_record_is_refused_with_the_borders_around_it(tmp_path:
     assert {path: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()} == before
 
 
+@pytest.mark.parametrize("is_cleaned", [False, True], ids=["from 0 on", "cleaned"])
+def test_a_place_far_beyond_the_end_is_refused_with_the_logs_real_offsets(is_cleaned: bool, tmp_path: Path) -> None:
+    """The last file is an empty one that was made ahead: it says nothing of the end."""
+    places = filled(tmp_path)
+    with MessageStore(config_at(tmp_path)) as store:
+        end = store.log_max_offset
+    files = sorted((tmp_path / "commitlog").iterdir())
+    if int(files[-1].name) <= places[-1]:
+        (tmp_path / "commitlog" / f"{int(files[-1].name) + 4096:020d}").write_bytes(bytes(4096))
+    begin = 0
+    if is_cleaned:
+        files[0].unlink()
+        begin = 4096
+    for at in (end + 1, end + 4096, 10**9, 10**15, begin):
+        with pytest.raises(TruncationError, match=f"has the offsets {begin} to {end}, and {at} is not"):
+            plan_truncation(config_at(tmp_path), at)
+
+
+def test_a_log_without_a_record_has_no_offset_to_cut_at(tmp_path: Path) -> None:
+    MessageStore(config_at(tmp_path)).open().close()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(4096))
+    with pytest.raises(TruncationError, match="has the offsets 0 to 0, and 5 is not"):
+        plan_truncation(config_at(tmp_path), 5)
+
+
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     places = filled(tmp_path)
     with MessageStore(config_at(tmp_path)), pytest.raises(StoreLockedError):

@@ -75,15 +75,19 @@ def plan_truncation(config: StoreConfig, at: int) -> TruncateReport:
         if not view.log_files:
             raise TruncationError(f"store {config.path} has no log: there is nothing to cut")
         behind = _Behind(at)
-        for file in view.log_files:
-            if file.end > at or file is view.log_files[-1]:
-                walk_over(file, behind)
+        for file in (file for file in view.log_files if file.end > at):
+            walk_over(file, behind)
+        for file in reversed([file for file in view.log_files if file.end <= at]):
+            if behind.end >= 0:
+                break
+            walk_over(file, behind)  # all after it is empty: the log ends here, or before
         is_file_begin = any(file.base == at for file in view.log_files)
         begin, end = view.log_files[0].base, max(behind.end, view.log_files[0].base)
     if not begin < at <= end:
         raise TruncationError(
-            f"the log of {config.path} has the offsets {begin} to {end}, and {at} is not behind its begin and before "
-            "its end: to cut all of it give the broker an empty directory; nothing was changed"
+            f"the log of {config.path} has the offsets {begin} to {end}, and {at} is not behind the first and up to "
+            "the last: give a border of two records there; to cut all of the log give the broker an empty directory; "
+            "nothing was changed"
         )
     if behind.below != at and not is_file_begin:
         raise TruncationError(
