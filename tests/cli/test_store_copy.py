@@ -22,6 +22,7 @@ from contrailmq.cli.store import app
 from contrailmq.message.codec import check_record
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
+from free_ports import free_port
 
 FILE_BYTES = 64 * 1024
 HEAD = struct.Struct(">qi")
@@ -131,8 +132,8 @@ def test_a_connection_that_breaks_leaves_a_copy_that_goes_on(tmp_path: Path) -> 
             arguments = ("--from", f"127.0.0.1:{listening.getsockname()[1]}", "--until", len(log))
             code, output = run(tmp_path / "copy", *arguments, "-c", conf(tmp_path))
             thread.join()
-        assert (code == 0) == (end == len(log)), output
-    assert "the copy stopped at offset" not in output
+        assert code == (0 if end == len(log) else 1), output
+        assert ("the copy stopped at offset" in output) == (code == 1)
     assert reports[0] == 1, "0 would be the last file alone"
     last = border = 0
     while border + check_record(log, border).size_bytes <= 700:
@@ -335,12 +336,117 @@ def test_a_copy_that_follows_ends_cleanly_on_a_signal_and_goes_on_later(
         assert [message.body[:3] for message in store.query("T", "k300")] == [b"300"]
 
 
-def test_a_copy_that_follows_says_why_it_ends_when_the_broker_does(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_copy_that_follows_says_that_the_broker_has_stopped(cluster: LocalCluster, tmp_path: Path) -> None:
     send(cluster, 0, 10)
-    with follower(tmp_path / "copy", "--from", ha_address(cluster), "-c", conf(tmp_path)) as process:
+    end, address = cluster.broker(0).store.log_max_offset, ha_address(cluster)
+    with follower(tmp_path / "copy", "--from", address, "-c", conf(tmp_path)) as process:
         until(lambda: has_all(cluster, tmp_path / "copy"), "the messages")
         cluster.stop_broker(0)
         output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2
-    assert "the broker closed the connection. Run the same command again to go on" in " ".join(output.split())
+    said = " ".join(output.split())
+    assert process.returncode == 1, "not all is well, but the same command goes on"
+    assert f"the copy stopped at offset {end}: the broker at {address} has stopped" in said
+    assert "Run the same command again, once it is back, to go on" in said
+    assert "haAllowList" not in said
+    assert "10 messages" in said, "what is there is shown"
     assert not (tmp_path / "copy" / "abort").exists()
+
+
+# --- why it ends
+
+
+@contextmanager
+def beside(**settings: object) -> Iterator[tuple[LocalCluster, str, str]]:
+    """A broker with its HA port beside the ordinary one: both addresses."""
+    ha_port = (port := free_port()) + 1
+    config = {"mappedFileSizeCommitLog": FILE_BYTES, "listenPort": port, "haListenPort": ha_port} | settings
+    with LocalCluster(config=config) as cluster:
+        yield cluster, f"127.0.0.1:{port}", f"127.0.0.1:{ha_port}"
+
+
+def said_of(copy: Path, *arguments: object) -> tuple[int, str]:
+    code, output = run(copy, *arguments, "-c", conf(copy.parent))
+    return code, " ".join(output.split())
+
+
+@pytest.mark.parametrize("settings", [{}, {"haListenPort": 0}], ids=["beside", "elsewhere"])
+def test_the_ordinary_port_is_told_from_the_ha_port(settings: dict[str, object], tmp_path: Path) -> None:
+    with beside(haAllowList="127.0.0.1", **settings) as (_, ordinary, ha):
+        code, said = said_of(tmp_path / "copy", "--from", ordinary)
+    assert code == 2
+    assert f"{ordinary} is the ordinary port of broker broker-0, and the log comes from its HA port" in said
+    assert settings or f"--from {ha}" in said
+    assert "haAllowList" not in said
+
+
+def test_the_port_of_a_name_server_is_no_ha_port(cluster: LocalCluster, tmp_path: Path) -> None:
+    code, said = said_of(tmp_path / "copy", "--from", cluster.namesrv)
+    assert code == 2
+    assert f"{cluster.namesrv} answers requests, but is no broker: give a broker's HA port" in said
+    assert "haAllowList" not in said
+
+
+def test_the_ha_port_of_a_slave_names_the_masters(tmp_path: Path) -> None:
+    with beside(brokerRole="SLAVE", brokerId="1", haMasterAddress="10.0.0.1:10912") as (_, _ordinary, ha):
+        code, said = said_of(tmp_path / "copy", "--from", ha)
+    assert code == 2
+    assert f"{ha} is the HA port of a slave" in said
+    assert "--from 10.0.0.1:10912" in said
+    assert "haAllowList" not in said
+
+
+def test_an_address_that_is_not_let_in_is_named_for_the_allow_list(tmp_path: Path) -> None:
+    with beside() as (_, _ordinary, ha):
+        code, said = said_of(tmp_path / "copy", "--from", ha)
+    assert code == 2
+    assert "closed the connection before it sent anything" in said
+    assert "haAllowList: name 127.0.0.1 there" in said
+    assert "again to go on" not in said
+
+
+def test_a_port_that_says_nothing_is_no_empty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of another kind waits for a request in its own language."""
+    monkeypatch.setattr("contrailmq.cli.store_copy.SILENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        code, said = said_of(tmp_path / "copy", "--from", address)
+    assert code == 2, said
+    assert f"{address} sent nothing for 0.1 s: is it the HA port of a master (listenPort + 1)?" in said
+
+
+def test_an_offset_before_the_end_of_the_copy_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    send(cluster, 0, 20)
+    copy = tmp_path / "copy"
+    assert said_of(copy, "--from", ha_address(cluster))[0] == 0
+    with MessageStore(StoreConfig(copy)) as store:
+        end = store.log_max_offset
+    before = files_of(copy)
+    code, said = said_of(copy, "--from", ha_address(cluster), "--until", end - 1)
+    assert code == 2
+    assert f"the copy ends at offset {end} already, behind --until {end - 1}: nothing was copied" in said
+    assert f"contrailmq store truncate {copy} --at" in said
+    assert files_of(copy) == before
+    assert said_of(copy, "--from", ha_address(cluster), "--until", end)[0] == 0
+
+
+def test_a_copy_whose_broker_hangs_up_in_a_record_keeps_the_whole_ones_and_says_so(tmp_path: Path) -> None:
+    log = history(tmp_path / "a", b"a")
+    record_bytes = check_record(log, 0).size_bytes
+
+    def serve(listening: socket.socket) -> None:
+        link, _ = listening.accept()
+        with link:
+            (at,) = struct.unpack(">q", link.recv(8))
+            link.sendall(HEAD.pack(at, 2 * record_bytes) + log[at : 2 * record_bytes])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        code, said = said_of(tmp_path / "copy", "--from", address, "--until", len(log), "--json")
+        thread.join()
+    assert code == 1, said
+    assert f"the copy stopped at offset {2 * record_bytes}: {address} closed the connection" in said
+    assert "Run the same command again to go on" in said
+    assert "haAllowList" not in said
+    assert json.loads(said[said.index("{") :])["messages"] == 2

@@ -198,8 +198,11 @@ def copy(
     as_json: _Json = False,
     config: _Conf = None,
 ) -> None:
-    """Copy the log of a running broker, ours or RocketMQ's, into DIR, without a stop; go on with a copy begun."""
-    from contrailmq.cli.store_copy import CopyError, Source, copy_store
+    """Copy the log of a running broker, ours or RocketMQ's, into DIR, without a stop; go on with a copy begun.
+
+    Exit code 1: the broker went away; what came is kept, and the same command goes on. 2: it cannot be copied so.
+    """
+    from contrailmq.cli.store_copy import CopyError, InterruptedCopy, Source, copy_store
 
     if directory.exists() and any(directory.iterdir()) and not (directory / "commitlog").is_dir():
         _fail(f"{directory} is neither empty nor a store: give a directory of its own")
@@ -207,6 +210,9 @@ def copy(
         with _reported(), _progress("copy", quiet=as_json) as on_progress:
             show = on_progress or (lambda done, total: None)
             copy_store(Source(source), _config(directory, config), until=until, follows=follows, show=show)
+    except InterruptedCopy as exc:
+        inspect(directory, as_json, config)
+        _fail(str(exc), code=1)
     except CopyError as exc:
         _fail(str(exc))
     inspect(directory, as_json, config)
@@ -393,9 +399,9 @@ def _reported() -> Iterator[None]:
         raise typer.Exit(2) from exc
 
 
-def _fail(text: str) -> NoReturn:
+def _fail(text: str, *, code: int = 2) -> NoReturn:
     Console(stderr=True).print(f"[red]{_safe(text)}[/red]", soft_wrap=True)
-    raise typer.Exit(2)
+    raise typer.Exit(code)
 
 
 def _explained(error: OSError) -> str:
