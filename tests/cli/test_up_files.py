@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,22 @@ def until(fact: Callable[[], bool], what: str) -> None:
     while not fact():
         assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
         time.sleep(0.05)
+
+
+def test_no_port_is_looked_at_while_nothing_is_started(tmp_path: Path) -> None:
+    """The files are the same whatever listens on this machine now: they may be for another time or another one."""
+    code, said, files = written(tmp_path)
+    assert code == 0, said
+    free = {file.name: file.read_text() for file in files.iterdir()}
+    assert "metricsPromExporterPort=5557" in free["broker-a.conf"].splitlines()
+    with ExitStack() as held:
+        for port in (5556, 5557):
+            with suppress(OSError):  # a page of metrics of this machine holds it as well
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+        code, said, again = written(tmp_path / "again", "--store", str(tmp_path / "store"))
+    assert code == 0, said
+    assert said.split() == [str(again / name) for name in ("namesrv.conf", "broker-a.conf", "start.sh")]
+    assert {file.name: file.read_text().replace(str(again), str(files)) for file in again.iterdir()} == free
 
 
 @pytest.mark.servers

@@ -231,10 +231,10 @@ async def _serve(
     from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
     from contrailmq.cli.supervising import keep_running, wait_for_slaves
-    from contrailmq.cli.up_metrics import as_settings, ports_of
+    from contrailmq.cli.up_metrics import as_settings, ports_to_serve
     from contrailmq.testing.members import ProcessMember, ThreadlessMember
 
-    ports = ports_of(properties, broker_port=cluster.broker_port, brokers=cluster.brokers * (1 + cluster.slaves))
+    ports = ports_to_serve(properties, broker_port=cluster.broker_port, brokers=cluster.brokers * (1 + cluster.slaves))
     name_server = _name_server(store, properties, cluster.namesrv_port, metrics_port=ports[0] if ports else None)
     await name_server.start()
     console = ConsoleProcess(name_server.address, cluster.console_port, properties, logs)

@@ -20,18 +20,23 @@ HOST = "metricsPromExporterHost"
 
 
 def ports_of(properties: Mapping[str, str], *, broker_port: int, brokers: int) -> list[int] | None:
-    """Of the NameServer and of each broker; None when there are no pages."""
+    """Of the NameServer and of each broker; None when there are no pages. Looks at no port."""
     if KIND in properties and exporter_kind(properties[KIND]) is not ExporterKind.PROM:
         return None
     first = int(properties.get(PORT, DEFAULT_PORT if broker_port else 0))
-    ports = [first - 1 + number for number in range(brokers + 1)] if first > 1 else [0] * (brokers + 1)
+    return [first - 1 + number for number in range(brokers + 1)] if first > 1 else [0] * (brokers + 1)
+
+
+def ports_to_serve(properties: Mapping[str, str], *, broker_port: int, brokers: int) -> list[int] | None:
+    """The same for a start: None, and a warning, when one that nobody named is taken."""
+    ports = ports_of(properties, broker_port=broker_port, brokers=brokers) or []
     taken = [port for port in ports if port and not _is_free(properties.get(HOST, "127.0.0.1"), port)]
     if taken and KIND not in properties and PORT not in properties:
         logging.getLogger("contrailmq").warning(
             "metrics are not served: port %d is taken; --set %s=PORT names another, 0 takes free ones", taken[0], PORT
         )
         return None
-    return ports
+    return ports or None
 
 
 def as_settings(port: int) -> dict[str, str]:
