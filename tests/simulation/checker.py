@@ -147,13 +147,19 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
 
 def unsafe_copy(history: History, slave: str, copy: Left, master: Left) -> list[str]:
     """Of what a slave holds after a clean stop: its master's records from where it begins, queues and index as a
-    rebuild would make them, and offsets of groups that pass nothing that was not given to them."""
+    rebuild would make them, no messages of deleted topics, and offsets of groups that pass nothing that was not given
+    to them."""
     found = [f"{slave}: {sentence}" for _, sentence in copy.findings]
     theirs = {(record.physical_offset, record.place): record for record in master.records}
     found += [
         f"{slave} holds {_short(record.body)} at {record.place}, {record.physical_offset} of its log"
         for record in copy.records
         if theirs.get((record.physical_offset, record.place)) != record
+    ]
+    found += [
+        f"{slave} has {queue} up to {end}, its master up to {master.ends.get(queue, 0)}"
+        for queue, end in copy.ends.items()
+        if end > master.ends.get(queue, 0)
     ]
     found += [f"{slave}: {sentence}" for sentence in ahead(history, copy.offsets)]
     return found

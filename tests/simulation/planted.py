@@ -357,6 +357,13 @@ PLANTED: Final = (
         ),
     ),
     Planted(
+        "a slave keeps the queues of topics that its master deleted",
+        "broker.cluster.slave_sync:SlaveSync._hear_deletions",
+        "self._deleted = masters",
+        "return",
+        has_slaves=True,
+    ),
+    Planted(
         "a slave takes its master's positions before it has the log up to there",
         "broker.cluster.slave_sync:SlaveSync._take_when_reached",
         "self._ahead[what] = (end, take)",

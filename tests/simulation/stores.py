@@ -31,12 +31,13 @@ class Record(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Of one broker: the messages of its log in order, what `store verify` says, and its groups' offsets."""
+    """Of one broker: the messages of its log in order, what `store verify` says, its groups' offsets, its queues."""
 
     broker: str
     records: list[Record]
     findings: list[tuple[int | None, str]]  # (offset, sentence)
     offsets: dict[tuple[str, Queue], int]  # (group, queue)
+    ends: dict[Queue, int]
 
 
 def read_store(broker: str, config: StoreConfig) -> Left:
@@ -45,10 +46,11 @@ def read_store(broker: str, config: StoreConfig) -> Left:
         for file in view.log_files:
             walk_over(file, sink)
         report = verify_store(view)
+        ends = {Queue(topic, broker, number): end for (topic, number), end in view.queues.next_offsets().items()}
     findings = [
         (one.offset, f"{broker}: {one.part} {one.where} {one.offset}: {one.problem}") for one in report.findings
     ]
-    return Left(broker, sink.records, findings, _offsets(broker, config.path))
+    return Left(broker, sink.records, findings, _offsets(broker, config.path), ends)
 
 
 class _Records:

@@ -300,8 +300,8 @@ def test_a_message_that_failed_on_its_last_try_is_done_if_it_is_a_dead_letter() 
     assert unfinished(history) == []
     stored = Record(Place(B0, 0), 0, 0, b"a", TAGS)
     letter = Record(Place(Queue("%DLQ%workers", "b0", 0), 0), 9, 0, b"a", TAGS)
-    assert unsafe_stores(history, [Left("b0", [stored, letter], [], {})]) == []
-    assert unsafe_stores(history, [Left("b0", [stored], [], {})]) == [
+    assert unsafe_stores(history, [Left("b0", [stored, letter], [], {}, {})]) == []
+    assert unsafe_stores(history, [Left("b0", [stored], [], {}, {})]) == [
         "'a' failed on its last try and is no dead letter"
     ]
 
@@ -354,7 +354,7 @@ def test_a_group_that_had_not_read_what_a_power_cut_took_misses_nothing() -> Non
 def test_stores_that_lack_repeat_or_invent_a_message_are_found() -> None:
     history = of({b"a": plain(), b"b": plain()}, (b"a", Place(B0, 0)), (b"b", Place(B0, 2)))
     records = [Record(Place(B0, offset), offset, 0, body, TAGS) for offset, body in ((0, b"a"), (0, b"a"), (3, b"x"))]
-    assert unsafe_stores(history, [Left("b0", records, [(None, "b0: index: doubtful")], {})]) == [
+    assert unsafe_stores(history, [Left("b0", records, [(None, "b0: index: doubtful")], {}, {})]) == [
         "b0: index: doubtful",
         f"{Place(B0, 3)} holds 'x', which was never sent",
         f"{Place(B0, 0)} stands 2 times in the log",
@@ -368,9 +368,9 @@ def test_without_syncs_only_the_end_of_the_log_may_be_lost() -> None:
     history = of({body: plain() for body in bodies}, *((body, Place(B0, at)) for at, body in enumerate(bodies)))
     history.forgetful_cuts["b0"].append(Cut(5.0))
     first, last = Record(Place(B0, 0), 0, 0, b"a", TAGS), Record(Place(B0, 2), 200, 0, b"c", TAGS)
-    assert unsafe_stores(history, [Left("b0", [first], [], {})]) == []
+    assert unsafe_stores(history, [Left("b0", [first], [], {}, {})]) == []
     assert "b0 lost 100 of its log in the cut at 5 s and kept 200" in unsafe_stores(
-        history, [Left("b0", [first, last], [], {})]
+        history, [Left("b0", [first, last], [], {}, {})]
     )
 
 
@@ -380,4 +380,4 @@ def test_what_was_acknowledged_in_the_moment_of_a_power_cut_belongs_before_it() 
     history.acknowledge(b"lost", Place(B0, 0), 0, 5.0)
     history.acknowledge(b"kept", Place(B0, 0), 100, 6.0)
     history.forgetful_cuts["b0"] += [Cut(5.0), Cut(9.0)]
-    assert unsafe_stores(history, [Left("b0", [Record(Place(B0, 0), 100, 0, b"kept", TAGS)], [], {})]) == []
+    assert unsafe_stores(history, [Left("b0", [Record(Place(B0, 0), 100, 0, b"kept", TAGS)], [], {}, {})]) == []

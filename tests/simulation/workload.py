@@ -1,10 +1,10 @@
 """The clients of a trial: three producers and three processes of consumers, on our own asyncio clients, unchanged.
 
 p0 sends single messages, batches (to a topic of batches too), delayed ones (levels) and timers, some of which it takes
-back. p1 sends by key, and is the operator: it makes the topics, gives them more queues, makes and deletes others, and
-sets groups back. t0 sends in transactions whose outcome stands in `History.decided`, as it would in a database. c0 and
-c1 share the group of concurrent listeners, c1 has the orderly one besides, c2 reads by lite pull and commits by itself.
-Where the plan says so, c0 and c2 consume by POP besides, message by message and FIFO (`popping.py`).
+back. p1 sends by key, and is the operator: it makes the topics, gives them more queues, makes and deletes others, some
+of them twice, and sets groups back. t0 sends in transactions whose outcome stands in `History.decided`, as it would in
+a database. c0 and c1 share the group of concurrent listeners, c1 has the orderly one besides, c2 reads by lite pull and
+commits by itself. Where the plan says so, c0 and c2 consume by POP besides, message by message and FIFO (`popping.py`).
 Any of them may be killed and started again.
 
 Producers send in the bursts of the plan and wait for the next one in its rests. Some of p0's messages go out together,
@@ -366,6 +366,9 @@ class Workload:
         if chance.random() < 0.6:
             self.history.deleted.add(topic)
             await admin.delete_topic(topic)
+            if chance.random() < 0.5:
+                await admin.create_topic(topic, queues=2)
+                await self._send_one(node, producer, self._new(node, chance, topic, Kind.SINGLE))
 
     # --- consumers
 
