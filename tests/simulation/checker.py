@@ -159,7 +159,7 @@ def unsafe_copy(history: History, slave: str, copy: Left, master: Left) -> list[
     found += [
         f"{slave} has {queue} up to {end}, its master up to {master.ends.get(queue, 0)}"
         for queue, end in copy.ends.items()
-        if end > master.ends.get(queue, 0)
+        if end > master.ends.get(queue, 0) and not (history.is_switched and queue.topic in history.deleted)
     ]
     found += [f"{slave}: {sentence}" for sentence in ahead(history, copy.offsets)]
     return found

@@ -256,6 +256,7 @@ class Trial:
     def _promote(self, slave: str, master: str) -> None:
         """Start a slave as the master, and the old one, which is down, a while later as a slave."""
         self.world.note(f"{slave} takes the place of {master}")
+        self.history.is_switched = True
         self.verdict.decisions["promote"] += 1
         self.cluster.node(slave).kill()
         self.roles.swap(master, slave)
