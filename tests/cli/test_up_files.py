@@ -55,6 +55,20 @@ def test_no_port_is_looked_at_while_nothing_is_started(tmp_path: Path) -> None:
     assert {file.name: file.read_text().replace(str(again), str(files)) for file in again.iterdir()} == free
 
 
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [((), ["8081", "8082", "0", "0"]), (("--grpc-port", "18081"), ["18081", "18082", "0", "0"]),
+     (("--no-grpc",), ["0", "0", "0", "0"])],
+    ids=["usual", "named", "none"],
+)  # fmt: skip
+def test_masters_have_a_port_of_grpc_each(tmp_path: Path, flags: tuple[str, ...], ports: list[str]) -> None:
+    code, said, files = written(tmp_path, "--brokers", "2", "--slaves", "1", *flags)
+    assert code == 0, said
+    names = ("broker-a", "broker-b", "broker-a-slave-1", "broker-b-slave-1")
+    lines = [(files / f"{name}.conf").read_text().splitlines() for name in names]
+    assert [line.partition("=")[2] for one in lines for line in one if line.startswith("grpcServerPort=")] == ports
+
+
 @pytest.mark.servers
 def test_what_was_written_starts_serves_and_stops(tmp_path: Path) -> None:
     """A master that waits for its slave: a send that is acknowledged shows that all three found each other."""
@@ -64,7 +78,7 @@ def test_what_was_written_starts_serves_and_stops(tmp_path: Path) -> None:
         broker_port = slave
     waits = [part for text in (*SMALL, "brokerRole=SYNC_MASTER", "inSyncReplicas=2") for part in ("--set", text)]
     ports = ["--namesrv-port", namesrv.rpartition(":")[2], "--broker-port", str(broker_port)]
-    off = ["--set", "metricsExporterType=DISABLE", "--no-console"]
+    off = ["--set", "metricsExporterType=DISABLE", "--no-console", "--no-grpc"]
     code, said, files = written(tmp_path, "--slaves", "1", *ports, *waits, *off)
     names = ["namesrv.conf", "broker-a.conf", "broker-a-slave-1.conf", "start.sh"]
     assert (code, said.split()) == (0, [str(files / name) for name in names])

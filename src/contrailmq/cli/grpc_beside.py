@@ -38,8 +38,23 @@ def is_installed() -> bool:
 def grpc_port_of_up(
     properties: Mapping[str, str], named: int | None, *, broker_port: int, brokers: int
 ) -> dict[str, str]:
-    """The setting of `contrailmq up`, from what is set and what was named (0: no gRPC)."""
-    return {KEY: str(_first_port(properties, named, broker_port=broker_port, brokers=brokers))}
+    """The setting of `contrailmq up`, from what is set and what was named (0: no gRPC).
+
+    Its brokers take this port and those above it. Nobody asked for the usual one, so where it is taken that is said and
+    the rest starts. Brokers on free ports have none unless one is named.
+    """
+    port = _named_port(properties, named, brokers=brokers)
+    if port is None:
+        port = _usual_port() if broker_port else 0
+        host = properties.get("bindAddress", "127.0.0.1")
+        port = port if all(_can_be_had(host, port + number) for number in range(brokers if port else 0)) else 0
+    return {KEY: str(port)}
+
+
+def grpc_port_for_files(properties: Mapping[str, str], named: int | None, brokers: int) -> dict[str, str]:
+    """The same for settings that are only written: nothing is started, and no port is looked at."""
+    port = _named_port(properties, named, brokers=brokers)
+    return {KEY: str(_usual_port() if port is None else port)}
 
 
 def grpc_port_of(properties: Mapping[str, str], number: int) -> dict[str, str]:
@@ -48,30 +63,30 @@ def grpc_port_of(properties: Mapping[str, str], number: int) -> dict[str, str]:
     return {KEY: str(int(first) + number)} if first.isdecimal() and int(first) else {}
 
 
-def _first_port(properties: Mapping[str, str], named: int | None, *, broker_port: int, brokers: int) -> int:
-    """Of `contrailmq up`, whose brokers take this port and those above it; 0: none.
-
-    Nobody asked for the usual one, so where it is taken, or the extra is missing, that is said and the rest starts.
-    Brokers on free ports have none unless one is named.
-    """
+def _named_port(properties: Mapping[str, str], named: int | None, *, brokers: int) -> int | None:
+    """The first port that somebody asked for; 0: none is wanted."""
     text = str(named) if named is not None else properties.get(KEY, "")
-    if text:
-        if not text.isdecimal() or int(text) + brokers > PORT_MAX:
-            raise SettingsError(f"grpcServerPort={text}: a port is needed, with {brokers} of them up to {PORT_MAX}")
-        return int(text)
-    if broker_port == 0:
-        return 0
-    if not is_installed():
-        log.info("no gRPC: pip install 'contrailmq[grpc]' brings it, --no-grpc leaves this line out")
-        return 0
-    host = properties.get("bindAddress", "127.0.0.1")
-    for port in range(GRPC_PORT, GRPC_PORT + brokers):
-        try:
-            socket.create_server((host, port)).close()
-        except OSError as exc:
-            log.warning("no gRPC: port %d cannot be had (%s); --grpc-port names another", port, exc.strerror)
-            return 0
-    return GRPC_PORT
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) + brokers > PORT_MAX:
+        raise SettingsError(f"grpcServerPort={text}: a port is needed, with {brokers} of them up to {PORT_MAX}")
+    return int(text)
+
+
+def _usual_port() -> int:
+    if is_installed():
+        return GRPC_PORT
+    log.info("no gRPC: pip install 'contrailmq[grpc]' brings it, --no-grpc leaves this line out")
+    return 0
+
+
+def _can_be_had(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as exc:
+        log.warning("no gRPC: port %d cannot be had (%s); --grpc-port names another", port, exc.strerror)
+        return False
+    return True
 
 
 class GrpcBeside:

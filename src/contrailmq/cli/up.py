@@ -73,23 +73,23 @@ def up(
     log_json: Json = False,
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
-    from contrailmq.cli.grpc_beside import grpc_port_of_up
+    from contrailmq.cli.grpc_beside import grpc_port_for_files, grpc_port_of_up
     from contrailmq.cli.logs import failed, start_logging
     from contrailmq.cli.serving import run_until_stopped, set_flags, tell_what_runs
     from contrailmq.message import ContrailError
 
     try:
         properties = _gathered(config_file, set_flags(takeover=takeover), settings or [])
-        logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
-        start_logging(logs)
-        if brokers == 1 and not slaves and print_config is None:  # of several, each is a process that tells it itself
-            tell_what_runs()
+        start_logging(logs := LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
+        if brokers == 1 and not slaves and print_config is None:
+            tell_what_runs()  # of several, each is a process that tells it itself
         properties = _with_addresses(properties, listen)
         cluster = _Cluster(namesrv_port, broker_port, brokers, slaves, resync, None if no_console else console_port)
+        grpc = 0 if no_grpc else grpc_port
         if print_config is not None:
-            _write_files(print_config, store, properties, cluster)
+            _write_files(print_config, store, properties | grpc_port_for_files(properties, grpc, brokers), cluster)
             return
-        properties |= grpc_port_of_up(properties, 0 if no_grpc else grpc_port, broker_port=broker_port, brokers=brokers)
+        properties |= grpc_port_of_up(properties, grpc, broker_port=broker_port, brokers=brokers)
         run_until_stopped(lambda stopped: _serve(store, properties, stopped, logs, cluster))
     except (ContrailError, OSError) as exc:
         failed(str(exc), is_json=log_json)
