@@ -14,7 +14,7 @@ import pytest
 
 from contrailmq.message import Message, SysFlag, encode_properties, java_hash
 from contrailmq.message.batch import encode_batch, split_batch
-from contrailmq.store import Boundary, Drive, GetStatus, ManualClock, MessageStore, PutStatus, StoreConfig
+from contrailmq.store import Boundary, Drive, Files, GetStatus, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.tools.read_only import StoreView
 from contrailmq.store.tools.rebuild import rebuild_store
 from contrailmq.store.tools.verify import verify_store
@@ -27,6 +27,15 @@ SMALL: dict[str, Any] = {
     "max_index_num": 120,
 }
 TOPICS = frozenset({"Batch"})
+
+
+class AfterReboot(Files):
+    """Files of a machine that was started again: what was not synced may be gone."""
+
+    def boot_id(self) -> str:
+        return "another"
+
+
 QUEUE = "batchconsumequeue/Batch/0"
 
 
@@ -269,6 +278,68 @@ def test_a_batch_torn_at_the_end_of_the_log_is_cut_from_its_queue(tmp_path: Path
         assert store.max_offset("Batch", 0) == 6
         fill(store, [1])
         assert bodies(store) == numbered(0, 7)
+
+
+def test_a_unit_that_a_power_cut_brought_back_is_not_believed(tmp_path: Path) -> None:
+    """The file of a queue that was made anew may be the old one again: what it has more than the ledger is not true."""
+    store = batch_store(tmp_path).open()
+    fill(store, [3])
+    other = store.put(Message("Orders", b"no batch"))
+    store.put(Message("Orders", b"the end"))
+    store.dispatch()
+    store._housekeeping.persist()
+    store.abandon()
+    old = struct.pack(">qiqqqhii", other.physical_offset, other.size_bytes, 0, 0, 3, 2, -1, 0)
+    path = tmp_path / QUEUE / ("0" * 20)
+    path.write_bytes(path.read_bytes()[:46] + old + bytes(46 * 2))
+    with batch_store(tmp_path) as store:
+        assert store.queues()["Batch", 0] == (0, 3)
+        fill(store, [2])
+        assert bodies(store) == numbered(0, 5)
+    assert findings(tmp_path) == []
+
+
+def test_a_unit_of_a_queue_that_was_empty_is_not_believed_either(tmp_path: Path) -> None:
+    store = batch_store(tmp_path).open()
+    fill(store, [3])
+    store.dispatch()
+    store._housekeeping.persist()
+    old = (tmp_path / QUEUE / ("0" * 20)).read_bytes()
+    assert store.delete_topics(["Batch"]) == 1
+    queue = store._queues.batches.find_or_create("Batch", 0)
+    queue.start_at(3)  # all of its messages are gone
+    store.put(Message("Orders", b"the end"))
+    store.dispatch()
+    store._housekeeping.persist()
+    store.abandon()
+    (tmp_path / QUEUE).mkdir(parents=True)
+    (tmp_path / QUEUE / ("0" * 20)).write_bytes(old)
+    with batch_store(tmp_path) as store:
+        assert store.queues()["Batch", 0] == (3, 3)
+
+
+def test_offsets_begin_anew_where_a_power_cut_took_the_only_messages_of_a_queue(tmp_path: Path) -> None:
+    """The ledger knows offsets that nobody has: the log has lost its end, the ledger's newest record too."""
+    store = batch_store(tmp_path).open()
+    store.put(Message("Orders", b"begin"))
+    lost = store.put_inner_batch("Batch", messages(0, 3))
+    store.put(Message("Single", b"lost too"))
+    last = store.put(Message("Orders", b"the end"))
+    store.dispatch()
+    store._housekeeping.persist()
+    store.abandon()
+    log = tmp_path / "commitlog" / ("0" * 20)
+    data = bytearray(log.read_bytes())
+    data[lost.physical_offset : last.physical_offset] = bytes(last.physical_offset - lost.physical_offset)
+    log.write_bytes(data)
+    shutil.rmtree(tmp_path / "batchconsumequeue")
+    shutil.rmtree(tmp_path / "consumequeue" / "Single")
+    with MessageStore(StoreConfig(tmp_path, **SMALL), batch_topics=TOPICS, files=AfterReboot()) as store:
+        assert store.recovery.physical_offset_max == lost.physical_offset
+        assert store.put(Message("Single", b"first")).queue_offset == 0
+        fill(store, [2])
+        assert bodies(store) == numbered(0, 2)
+    assert findings(tmp_path) == []
 
 
 def test_cleaning_moves_the_minimum_and_offsets_are_never_given_out_twice(tmp_path: Path) -> None:

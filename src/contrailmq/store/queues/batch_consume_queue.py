@@ -144,10 +144,11 @@ class BatchConsumeQueue:
         keep = self.number_where(lambda unit: unit.physical_offset + unit.size_bytes > physical_offset)
         cut = self.end - keep
         if cut:
-            self._truncate(keep)
+            self.truncate(keep)
         return cut
 
-    def _truncate(self, keep: int) -> None:
+    def truncate(self, keep: int) -> None:
+        """Forget the units from a number on that it has."""
         self.write_pending()
         with self._lock:
             end = keep * BATCH_UNIT_BYTES

@@ -195,6 +195,16 @@ class BatchQueueTable:
         queue = self.get(entry.topic, entry.queue_id)
         return queue is not None and queue.agrees_with(entry.first, entry.end, entry.checksum)
 
+    def keep_only(self, entries: Sequence[BatchEntry]) -> None:
+        """Cut what the ledger does not know of. The log says what follows; the rest is of a file that was removed, and
+        that a power cut brought back."""
+        for entry in entries:
+            queue = self.get(entry.topic, entry.queue_id)
+            if queue is not None and entry.first == entry.end:
+                queue.reset()
+            elif queue is not None and entry.end < queue.end:
+                queue.truncate(entry.end)
+
     def reset(self) -> None:
         """Empty every queue: they are rebuilt from the log."""
         for queue in self:

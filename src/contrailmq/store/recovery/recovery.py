@@ -45,6 +45,7 @@ from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.config import START_BOUNDS, StartBounds
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index.index_service import IndexService
+from contrailmq.store.queues.batch_queue_table import BatchEntry
 from contrailmq.store.queues.consume_queue import DAMAGED, ConsumeQueue
 from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.queues.light_queues import LIGHT_PREFIX
@@ -261,7 +262,7 @@ class _Recovery:
         cut_bytes, reason = self._behind_the_end(end, ended_in, walked)
         cut_files = self.log.truncate_dirty_files(end)
         self._refeed_index(end, index_damage)
-        self._restore_empty_queues()
+        self._restore_empty_queues(end)
         self._recover_batches(end)
         self.queues.correct_min_offsets(log_min)
         return RecoveryReport(
@@ -605,15 +606,24 @@ class _Recovery:
             reason = "the last file was closed by a blank: writing resumes in its place"
         return cut_bytes, f"at {end}: {walked.verdict.kind.value}, {reason}"
 
-    def _restore_empty_queues(self) -> None:
+    def _restore_empty_queues(self, end: int) -> None:
         """A queue whose messages are all gone still must not give out an offset twice."""
         for entry in self.ledger.queues if self.ledger is not None else ():
             queue = self.queues.get(entry.topic, entry.queue_id)
             is_empty = queue is None or queue.max_offset == queue.min_offset == 0
-            if is_empty and entry.max_offset and not self.queues.batches.holds(entry.topic):
+            following = self._following(entry, end)
+            if is_empty and following and not self.queues.batches.holds(entry.topic):
                 queue = self.queues.find_or_create(entry.topic, entry.queue_id)
-                queue.start_at(entry.max_offset)
+                queue.start_at(following)
                 self.queues.mark_dirty(queue)
+
+    def _following(self, entry: LedgerEntry | BatchEntry, end: int) -> int:
+        """The next offset of a queue that is empty now. If the log lost what the ledger knew, it lost all of these."""
+        return entry.max_offset if self._has_mark(end) else entry.min_offset
+
+    def _has_mark(self, end: int) -> bool:
+        """Whether the ledger's newest record is in the log, which ends there."""
+        return self.ledger is not None and self.ledger.physical_offset < end
 
     def _recover_batches(self, end: int) -> None:
         """Batch queues: believed as far as the ledger is, else made again; then what the log has more."""
@@ -622,7 +632,8 @@ class _Recovery:
         if not (len(batches) or entries or batches.was_seen):
             return
         begin = self.files[0].base
-        if self.ledger is not None and not batches.is_mixed and batches.agrees_with(entries):
+        if self.ledger is not None and self._has_mark(end) and not batches.is_mixed and batches.agrees_with(entries):
+            batches.keep_only(entries)
             begin = max(begin, self.ledger.physical_offset)
         else:
             batches.reset()
@@ -631,7 +642,7 @@ class _Recovery:
             if file.base + file.size_bytes > begin and file.base < end:
                 limit, position = min(file.size_bytes, end - file.base), max(0, begin - file.base)
                 walk_over(file, sink, position=position, limit=limit)
-        batches.keep_maximums(entries)
+        batches.keep_maximums([entry._replace(max_offset=self._following(entry, end)) for entry in entries])
 
     def _without_log(self) -> RecoveryReport:
         """No log, no messages: whatever queues and index say is about a log that is gone."""
