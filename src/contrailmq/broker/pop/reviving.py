@@ -65,6 +65,7 @@ class Reviving:
         self._log = revive_log
         self._readers = readers
         self._reading: dict[Checkpoint, Future[Found]] = {}
+        self._refusals: dict[Checkpoint, int] = {}  # what the store could not take yet -> when it was due first
         self._refused = LastingFault(log, "messages whose invisible time is over stay where they are")
         self.revived = 0
         self.dead = 0
@@ -83,6 +84,13 @@ class Reviving:
             if found is not None:
                 self._revive(checkpoint, found, now_ms)
         return count == PORTION or bool(self._reading)
+
+    def first_due_ms(self) -> int | None:
+        """Since when something is due that has not come again, or when the first one will be."""
+        self._refusals = {checkpoint: due_ms for checkpoint, due_ms in self._refusals.items() if checkpoint.left}
+        reading = [checkpoint.due_ms for checkpoint in self._reading]
+        first = self._in_flight.first_due_ms
+        return min([*self._refusals.values(), *reading, *([] if first is None else [first])], default=None)
 
     def stop(self) -> None:
         for checkpoint, future in list(self._reading.items()):
@@ -139,6 +147,7 @@ class Reviving:
                 self._in_flight.settle(queue, offset)
             self._node.after_append(wants_flush=self._store.config.is_sync_flush)
         if checkpoint.left:
+            self._refusals.setdefault(checkpoint, checkpoint.due_ms)
             checkpoint.tries += 1
             checkpoint.due_ms = now_ms + min(AGAIN_MS * checkpoint.tries, AGAIN_MAX_MS)
             self._in_flight.await_time(checkpoint)

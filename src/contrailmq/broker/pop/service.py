@@ -264,8 +264,8 @@ class PopService:
         return {number: self._node.store.max_offset(self.log.topic, number) for number in range(self.log.queues)}
 
     def _commit_revived(self, monotonic_ms: int, now_ms: int) -> None:
-        """For Apache's brokers: what the revive log held some time ago is done."""
-        first_due_ms = self.in_flight.first_due_ms
+        """For whoever reads the log alone, as Apache's brokers do: what the revive log held some time ago is done."""
+        first_due_ms = self.reviving.first_due_ms()
         settled = [ends for at_ms, ends in self._ends if monotonic_ms - at_ms >= SETTLED_MS]
         if not settled or (first_due_ms is not None and now_ms - first_due_ms > OVERDUE_MS):
             return
