@@ -195,7 +195,7 @@ def master(log: bytes) -> Iterator[str]:
 
 def files_of(path: Path) -> dict[str, bytes]:
     """All but the clock's, which every opening may write."""
-    files = (file for file in path.rglob("*") if file.is_file() and file.name != "store.clock")
+    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("store.clock"))
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.base.clock import ManualClock, SystemClock
-from contrailmq.store.base.clock_file import FILE_NAME, ClockFile
+from contrailmq.store.base.clock_file import FILE_NAME, NOTE_NAME, ClockFile
 from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive
@@ -187,9 +187,29 @@ def test_without_a_file_that_can_be_read_the_records_are_taken_at_their_word(wor
     world.put()
     world.pass_ms(2000)
     world.jump(HOUR_MS)
-    (world.root / FILE_NAME).write_bytes(data)
+    for name in (FILE_NAME, NOTE_NAME):
+        (world.root / name).write_bytes(data)
     world.start()
     assert world.ages_off_ms() == [HOUR_MS]
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["the older notes count", "the newer ones were kept"])
+@pytest.mark.parametrize("data", [b"", b"00000000{}"])
+def test_a_note_that_a_power_failure_tore_takes_no_older_one_with_it(world: World, data: bytes, is_kept: bool) -> None:
+    """The clock was set twice, and the second note was torn. Nothing was durable that only that one told how to read."""
+    world.jump(HOUR_MS)
+    world.store_clock.look()
+    world.put()
+    world.store_clock.keep()
+    world.jump(HOUR_MS)
+    world.store_clock.look()
+    if is_kept:
+        world.put()
+        world.store_clock.keep()
+    world.jump(-2 * HOUR_MS)
+    (world.root / NOTE_NAME).write_bytes(data)
+    world.start()
+    assert world.ages_off_ms() == [0] * len(world.records)
 
 
 def test_a_machine_that_was_set_back_to_a_snapshot_does_not_count_backwards(world: World) -> None:

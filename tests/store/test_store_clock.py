@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles, Loss
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
@@ -20,6 +21,7 @@ from contrailmq.store.message_store import Drive
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+SMALL = {"mapped_file_size_commit_log": 64 * 1024, "max_hash_slot_num": 50, "max_index_num": 500}
 
 
 class Scene:
@@ -295,3 +297,29 @@ def test_a_search_by_time_finds_its_message_across_a_jump_back(tmp_path: Path) -
         assert [store.offset_at("T", 0, time_ms) for time_ms in times] == list(range(40))
         found = store.query("T", "k", max_count=64, begin_ms=times[25], end_ms=times[30])
         assert sorted(int(message.body) for message in found) == list(range(25, 31))
+
+
+def test_a_message_that_is_durable_has_its_time_durable_too(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The clock was set just before it came, and the power failed just after its flush: nobody had synced the note."""
+    clock, files, after = ManualClock(), FaultyFiles(tmp_path), tmp_path_factory.mktemp("after")
+    store = MessageStore(StoreConfig(tmp_path / "s", **SMALL), clock=clock, files=files).open()
+    store.put(Message("T", b"before"))
+    clock.set_wall(clock.now_ms() - HOUR_MS)
+    store.store_clock.look()  # from here on store times go at half their pace
+    store.store_clock.keep()
+    clock.advance(600_000)
+    clock.set_wall(clock.now_ms() + 2 * HOUR_MS)
+    store.store_clock.look()
+    put = store.put(Message("T", b"an hour later, as it seems"))
+    steady_ms = store.store_clock.steady_ms()
+    store.flush()
+    files.journal.image(files.note("the power fails"), after, random.Random(1), Loss.EVERYTHING)
+    store.abandon()
+    clock.reboot()
+    clock.set_wall(clock.now_ms() - HOUR_MS)
+    with MessageStore(StoreConfig(after / "s", **SMALL), clock=clock) as store:
+        again, (message,) = store.store_clock, store.get("T", 0, 1)
+        assert again.ahead_ms(put.physical_offset) == HOUR_MS, "more than steady time, by the hour that it was too far"
+        assert again.stored_ms(put.physical_offset, message.store_time_ms) == steady_ms

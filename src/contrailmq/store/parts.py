@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass
 
 from contrailmq.store.base.clock import Clock
@@ -89,7 +90,7 @@ def build_parts(
     pool, committer = _write_buffers(config, files, clock, log_files, hooks.on_commit, on_failure)
     allocator = Allocator(files, config, log_files, pool, on_sync_failure=on_failure)
     log = CommitLog(config, store_clock, log_files, allocator)
-    flusher = _flusher(config, clock, log_files, checkpoint, committer, hooks)
+    flusher = _flusher(config, clock, log_files, checkpoint, committer, store_clock, hooks)
     queues = _queues(config, files, batch_topics)
     log.is_batch_topic = queues.batches.holds
     index = _index(config, files, clock, checkpoint, bounds) if config.message_index_enable else None
@@ -137,12 +138,18 @@ def _flusher(
     log_files: MappedFileQueue,
     checkpoint: Checkpoint,
     committer: LogCommitter | None,
+    store_clock: StoreClock,
     hooks: Hooks,
 ) -> LogFlusher:
+    def keep_clock() -> None:
+        with suppress(OSError):  # housekeeping meets the same, tells it and tries again; no message waits for that
+            store_clock.keep()
+
     flusher = LogFlusher(
         config,
         clock,
         log_files,
+        before_sync=keep_clock,
         on_failure=hooks.on_failure,
         on_thorough=lambda store_time_ms: setattr(checkpoint, "physic_msg_time_ms", store_time_ms),
         committer=committer,

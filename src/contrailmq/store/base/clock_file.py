@@ -4,8 +4,10 @@ Apache's store has no such file and ignores it. It holds the stretches of the lo
 process needs to go on measuring: by how much steady time is ahead of the machine's own clock, and the wall clock ahead
 of steady time. It is written when a store is opened and closed and when the wall clock was set: a few hundred bytes.
 
-A new stretch is noted before the first record of it is stored, without a sync, so a kill keeps it; housekeeping makes
-it durable within a second. Without a valid file, store times are taken as they are.
+A new stretch is noted before the first record of it is stored, without a sync, in `store.clock.note`, so a kill keeps
+it and a power failure cannot take the older notes with it. In `store.clock` it is durable before a record of it is:
+each flush of the log looks to that first, and housekeeping once a second. Of both the newer one counts that is valid;
+without any, store times are taken as they are. A stop removes the note.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import structs
 
-from contrailmq.store.base.checked_json import read_checked, write_checked
+from contrailmq.store.base.checked_json import read_checked, replace_checked, write_checked
 from contrailmq.store.files import Files
 
 FILE_NAME: Final = "store.clock"
+NOTE_NAME: Final = "store.clock.note"
 RUNNING: Final = -1
 
 
@@ -50,45 +54,48 @@ class ClockNotes(msgspec.Struct, frozen=True):
     doubts: tuple[Doubt, ...] = ()
     is_moved: bool = False  # steady time was given another start, and the timer wheel has still to follow
     log_end: int = RUNNING  # of a store that was closed: what comes after it was stored by others
+    number: int = 0  # of the notes of this store, ascending
 
 
 class ClockFile:
-    """Owner: StoreClock. `note` belongs to whoever holds the log's lock, `keep` to one other thread."""
+    """Owner: StoreClock. `note` belongs to whoever holds the log's lock, `keep` to any other thread."""
 
     def __init__(self, files: Files, root: Path) -> None:
         self.path = root / FILE_NAME
+        self._note_path = root / NOTE_NAME
         self._files = files
-        self._turn = threading.Lock()  # held for a rename at most
-        self._notes: ClockNotes | None = None
-        self._number = self._kept = 0  # of the newest notes, of those that are durable
+        self._keeping = threading.Lock()  # held for a sync
+        self._notes: ClockNotes | None = None  # the newest
+        self._kept: ClockNotes | None = None  # what is durable
 
     def load(self) -> ClockNotes | None:
         """What the last process left; None when there is nothing that can be believed."""
-        notes = read_checked(self._files, self.path, ClockNotes) if self._files.is_file(self.path) else None
-        return notes if notes is not None and notes.stretches else None
+        found = [read_checked(self._files, path, ClockNotes) for path in self._paths if self._files.is_file(path)]
+        valid = [notes for notes in found if notes is not None and notes.stretches]
+        self._notes = self._kept = max(valid, key=lambda notes: notes.number, default=None)
+        return self._notes
 
     def note(self, notes: ClockNotes) -> None:
         """Survives a kill; `keep` makes it durable. OSError: `keep` will try again."""
-        self._notes = notes
-        self._number += 1
-        beside = self._write(".tmp", is_synced=False)
-        with self._turn:
-            self._files.rename(beside, self.path)
+        self._notes = notes = structs.replace(notes, number=self._notes.number + 1 if self._notes is not None else 1)
+        beside = self._note_path.with_name(f"{NOTE_NAME}.tmp")
+        write_checked(self._files, beside, notes, is_synced=False)
+        self._files.rename(beside, self._note_path)
 
     def keep(self) -> None:
         """Make the newest notes durable. Blocks."""
-        number = self._number
-        if number == self._kept:
-            return
-        beside = self._write(".new", is_synced=True)
-        with self._turn:
-            if number != self._number:
-                return  # newer ones are there, and have their turn in the next round
-            self._files.rename(beside, self.path)
-        self._files.sync_directory(self.path.parent)
-        self._kept = number
+        if self._kept is not self._notes:
+            with self._keeping:
+                while (notes := self._notes) is not self._kept:
+                    replace_checked(self._files, self.path, notes)
+                    self._kept = notes
 
-    def _write(self, ending: str, *, is_synced: bool) -> Path:
-        beside = self.path.with_name(self.path.name + ending)
-        write_checked(self._files, beside, self._notes, is_synced=is_synced)
-        return beside
+    def end(self) -> None:
+        """Nothing is noted any more. Makes the newest notes durable, alone."""
+        self.keep()
+        if self._files.exists(self._note_path):
+            self._files.unlink(self._note_path)
+
+    @property
+    def _paths(self) -> tuple[Path, Path]:
+        return self.path, self._note_path

@@ -102,7 +102,8 @@ class StoreClock:
     def closed(self) -> None:
         """Nothing more is stored. OSError: the next process takes it for a kill."""
         self._note(self._log_end())
-        self.keep()
+        if self._file is not None:
+            self._file.end()
 
     def keep(self) -> None:
         """Make durable what the next process has to know. Blocks; OSError."""

@@ -55,7 +55,8 @@ class Led(Enum):
 
 
 class LogFlusher:
-    """Owns `files.flushed_where`. `on_failure` is called once, with the cause, by the thread that met it."""
+    """Owns `files.flushed_where`. `on_failure` is called once, with the cause, by the thread that met it; `before_sync`
+    before each flush, for what must be durable before a record is."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class LogFlusher:
         *,
         on_failure: Callable[[str], None],
         on_thorough: Callable[[int], None],
+        before_sync: Callable[[], None],
         committer: LogCommitter | None = None,
     ) -> None:
         self._config = config
@@ -72,6 +74,7 @@ class LogFlusher:
         self._files = files
         self._on_failure = on_failure
         self._on_thorough = on_thorough
+        self._before_sync = before_sync
         self._committer = committer
         self._listeners: list[Callable[[int], None]] = []
         self._lock = threading.Lock()  # guards the six below
@@ -199,6 +202,7 @@ class LogFlusher:
     def _flush_in_turn(self, least_pages: int) -> bool:
         if self.failure is not None:
             raise FlushFailedError(self.failure)
+        self._before_sync()
         try:
             if self._committer is not None:
                 self._committer.commit(0)
