@@ -118,9 +118,9 @@ PROCESSES: Final = (
 # What was found in the package, how, and the test that shows it mended, or the commit.
 FOUND: Final[tuple[tuple[str, str], ...]] = (
     (
-        "a power cut took the note of when the clock was set, and the older notes with it, since it had been renamed in "
-        "their place without a sync: a timer that was acknowledged after its flush was then due hours later (seed 412 of "
-        "ten minutes, jump and sync-error)",
+        "a power cut took the note of when the clock was set, and the older notes with it, since it had been renamed "
+        "in their place without a sync: a timer that was acknowledged after its flush was then due hours later (seed "
+        "412 of ten minutes, jump and sync-error)",
         "tests/store/test_store_clock.py::test_a_message_that_is_durable_has_its_time_durable_too",
     ),
     (

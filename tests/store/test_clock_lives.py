@@ -195,8 +195,8 @@ def test_without_a_file_that_can_be_read_the_records_are_taken_at_their_word(wor
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the older notes count", "the newer ones were kept"])
 @pytest.mark.parametrize("data", [b"", b"00000000{}"])
-def test_a_note_that_a_power_failure_tore_takes_no_older_one_with_it(world: World, data: bytes, is_kept: bool) -> None:
-    """The clock was set twice, and the second note was torn. Nothing was durable that only that one told how to read."""
+def test_a_note_that_a_power_cut_tore_takes_no_older_with_it(world: World, data: bytes, is_kept: bool) -> None:
+    """The clock was set twice, and the second note was torn. Nothing durable needed that one to be read."""
     world.jump(HOUR_MS)
     world.store_clock.look()
     world.put()
