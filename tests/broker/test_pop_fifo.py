@@ -117,6 +117,105 @@ def test_a_waiting_pop_is_told_when_its_queue_is_free(bench: PopBench) -> None:
     assert [answer.ext.get("msgOffsetInfo") for answer in answers] == [None, "0 0 2,3"]
 
 
+def test_a_pop_that_nobody_waits_for_any_more_makes_no_acknowledgement_of_its_attempt_void(bench: PopBench) -> None:
+    """Seed 330 of ten minutes: a member asked again while its first pop was still held, and got the batch. Then the
+    first one was served too, and acknowledgements of what the member had were answered with success and forgotten."""
+    send(bench, *"abc")
+    pop(bench, invisible_ms=1000)
+    held = bench.pop_fields(order="true", pollTime=4000, maxMsgNums=3, invisibleTime=5000, attemptId="one")
+    assert bench.tell(200050, held) == []
+    bench.clock.advance(1001)
+    messages = pop(bench, attempt="one", count=3)
+    assert bodies(messages) == ["a", "b", "c"]
+    bench.passes(4000)
+    (late,) = bench.link.take()
+    assert late.ext["msgOffsetInfo"] == "0 0 0,1,2"
+    for message in messages:
+        assert bench.ack(message).code == 0
+    assert bench.node.offsets.query("g", "T", 0) == 3
+
+
+@pytest.mark.parametrize("second", [1, 2, 3])
+@pytest.mark.parametrize("acked", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_what_either_answer_to_an_attempt_gave_stays_with_its_consumer(
+    bench: PopBench, second: int, acked: tuple[int, ...]
+) -> None:
+    """Whatever was acknowledged between the two, and however few messages the second one asked for."""
+    send(bench, *"abc")
+    messages = pop(bench, attempt="one", count=3)
+    for index in acked:
+        bench.ack(messages[index])
+    bench.clock.advance(10)
+    pop(bench, attempt="one", count=second, invisible_ms=1000)
+    bench.passes(4900)
+    assert bodies(pop(bench, attempt="other", count=3)) == []
+    for index in {0, 1, 2} - {*acked}:
+        bench.ack(messages[index])
+    assert bench.node.offsets.query("g", "T", 0) == 3
+
+
+def test_another_attempt_makes_the_handles_of_the_one_before_void(bench: PopBench) -> None:
+    send(bench, *"ab")
+    old = pop(bench, attempt="one")
+    pop(bench, attempt="one")
+    bench.passes(5100)
+    new = pop(bench, attempt="two")
+    bench.ack(old[0])
+    bench.passes(5100)
+    assert bodies(new) == bodies(pop(bench, attempt="three")) == ["a", "b"]
+
+
+def test_an_earlier_answer_to_an_attempt_may_keep_its_messages_longer_and_takes_them_from_nobody(
+    bench: PopBench,
+) -> None:
+    """A proxy gives back what it could not write to a stream that broke; the consumer has asked again by then."""
+    send(bench, *"a")
+    (earlier,) = pop(bench, attempt="one")
+    bench.clock.advance(10)
+    (newest,) = pop(bench, attempt="one")
+    bench.change(earlier, 0)
+    bench.passes(4900)
+    assert pop(bench, attempt="two") == []
+    bench.change(earlier, 5000)
+    bench.passes(4900)
+    assert pop(bench, attempt="two") == []
+    bench.change(newest, 0)
+    bench.passes(50)
+    assert bodies(pop(bench, attempt="two")) == ["a"]
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_handles_of_both_answers_to_an_attempt_count_after_a_restart(tmp_path: Path, *, is_killed: bool) -> None:
+    bench = PopBench(tmp_path)
+    bench.node.offset_journal.open()
+    send(bench, *"abcd")
+    earlier = pop(bench, attempt="one")
+    bench.clock.advance(10)
+    newest = pop(bench, attempt="one", count=3, invisible_ms=1000)
+    if is_killed:
+        bench.kill()
+    else:
+        bench.close()
+    bench = PopBench(tmp_path, clock=bench.clock)
+    bench.passes(4900)
+    assert pop(bench) == []
+    for message in (earlier[0], earlier[1], newest[2]):
+        bench.ack(message)
+    assert bodies(pop(bench)) == ["d"]
+    bench.close()
+
+
+def test_an_offset_that_was_set_by_hand_leaves_no_message_out_for_an_attempt(bench: PopBench) -> None:
+    send(bench, *"abcdef")
+    for message in pop(bench, attempt="zero"):
+        bench.ack(message)
+    pop(bench, attempt="one", count=3)
+    bench.node.commit_offset("g", "T", 0, 0)
+    (first,) = pop(bench, attempt="one", count=1)
+    bench.ack(first)
+    assert bodies(pop(bench, attempt="two", count=6)) == ["b", "c", "d", "e", "f"]
+
+
 def test_a_reset_forgets_the_batch(bench: PopBench) -> None:
     """RocketMQ #9369, #10229."""
     send(bench, *"abcd")

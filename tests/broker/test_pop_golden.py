@@ -212,8 +212,11 @@ def test_what_comes_again_is_as_apaches_broker_gives_it(replay: Replay) -> None:
 
 
 def test_fifo(replay: Replay) -> None:
+    """Without exchange 49: Apache's broker forgets an acknowledgement under the handle of an earlier answer to the same
+    attempt, and ours does not (docs/pop.md). test_pop_fifo.py has what it does."""
     send_all_of(replay, "GoldenFifo")
-    run(replay, range(44, 61))
+    run(replay, range(44, 49))
+    run(replay, range(50, 61))
     waiting = BY_NAME["061"]
     assert replay.exchange(waiting) is None
     replay.compare(waiting, replay.until_answered(15_000))

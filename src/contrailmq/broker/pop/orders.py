@@ -6,9 +6,14 @@ message that is open. When its time is over, the queue is read again from that o
 acknowledged behind an open one come again: that is the reference's rule, and clients know it. A queue waits by steady
 time, which nobody can set; the file has times of the wall clock, as the reference's.
 
-`config/consumerOrderInfo.json` is the reference's file, both ways. Between two saves `config/orders.journal` holds what
-changed (ours alone, store/base/journal.py): one `pwrite` before a FIFO pop, acknowledgement or change is answered. So
-after a kill the same queues wait for the same messages.
+Who hears no answer asks again with the same attempt id and gets the same batch. The broker cannot tell which of the
+answers arrived: the first pop may have been held and is served after the second. So each of them counts. Its handles
+acknowledge, its messages are due no sooner, and what was acknowledged stays so. In the reference the newest alone
+counts, and an acknowledgement under another is answered with success and forgotten.
+
+`config/consumerOrderInfo.json` is the reference's file, both ways; it ignores `earlier`. Between two saves
+`config/orders.journal` holds what changed (ours alone, store/base/journal.py): one `pwrite` before a FIFO pop,
+acknowledgement or change is answered. So after a kill the same queues wait for the same messages.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ JOURNAL_NAME: Final = "orders.journal"
 NOT_IN_BATCH: Final = -1
 OLDER_DELIVERY: Final = -2
 FORGET_MS: Final = 86_400_000  # entries that nobody touched for a day
+EARLIER_MAX: Final = 16  # answers to one attempt; who asks more often hears none of them
 _NO_WITNESS: Final = CopyPlace(0, 0)
 
 
@@ -46,6 +52,27 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     steady_ms: dict[int, int] = {}  # offset -> when it is due again, in steady time; not in the file
     updated_ms: int = 0
     acked: int = 0  # bit k: offsets[k] is acknowledged
+    earlier_ms: list[int] = []  # pop times of earlier answers to this attempt; ours
+
+    def continues(self, old: OrderInfo) -> None:
+        """It is another answer to the attempt of `old`: what that one gave stays given."""
+        if self.offsets[-1] in old.offsets:  # else the two have nothing in common, as after a reset by hand
+            self.offsets += [offset for offset in old.offsets if offset > self.offsets[-1]]
+        still_open = {*old.open_offsets()}
+        for index, offset in enumerate(self.offsets):
+            if offset not in old.steady_ms:
+                continue
+            if offset not in still_open:
+                self.acked |= 1 << index
+            if offset not in self.steady_ms or old.steady_ms[offset] > self.steady_ms[offset]:
+                self.steady_ms[offset] = old.steady_ms[offset]
+                self.visible_ms[offset] = old.due_ms(offset)
+        self.counts = {offset: count for offset, count in old.counts.items() if offset in self.offsets}
+        self.earlier_ms = [*old.earlier_ms, old.pop_time_ms][-EARLIER_MAX:]
+
+    def gave(self, offset: int, pop_time_ms: int) -> bool:
+        """Whether a message was handed out then, by any answer to this attempt."""
+        return offset in self.offsets and (pop_time_ms == self.pop_time_ms or pop_time_ms in self.earlier_ms)
 
     def first_open(self) -> int:
         """The first message that is not acknowledged, or the one after the batch."""
@@ -80,6 +107,7 @@ class OrderInfo(msgspec.Struct, kw_only=True):
             "i": self.invisible_ms,
             "l": self.updated_ms,
             "o": [first, *(offset - first for offset in self.offsets[1:])] if self.offsets else [],
+            **({"earlier": self.earlier_ms} if self.earlier_ms else {}),
             **({"oc": {str(offset): count for offset, count in self.counts.items()}} if self.counts else {}),
             **(
                 {"ot": {str(offset): time_ms for offset, time_ms in self.visible_ms.items()}} if self.visible_ms else {}
@@ -90,9 +118,9 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     @classmethod
     def from_json(cls, data: Json) -> OrderInfo:
         """ValueError where a number is not one."""
-        distances = data.get("o") or []
-        if not isinstance(distances, list):
-            raise ValueError("the offsets of an order are not a list")
+        distances, earlier = data.get("o") or [], data.get("earlier") or []
+        if not isinstance(distances, list) or not isinstance(earlier, list):
+            raise ValueError("the offsets of an order, or the times of earlier answers, are not a list")
         numbers = [whole_number(distance) for distance in distances]
         attempt = data.get("a")
         return cls(
@@ -104,6 +132,7 @@ class OrderInfo(msgspec.Struct, kw_only=True):
             counts=_numbers(data.get("oc")),
             updated_ms=whole_number(data.get("l", 0)),
             acked=whole_number(data.get("cm", 0)),
+            earlier_ms=[whole_number(time_ms) for time_ms in earlier],
         )
 
 
@@ -142,20 +171,18 @@ class OrderTable:
     ) -> OrderInfo:
         """These are handed out now."""
         old = self._orders.get(place)
-        counts: dict[int, int] = {}
-        if old is not None and attempt_id is not None and attempt_id == old.attempt_id:
-            counts = {offset: count for offset, count in old.counts.items() if offset in offsets}
-        elif old is not None:
-            counts = {offset: old.counts.get(offset, 0) + 1 for offset in offsets if offset in old.offsets}
         order = OrderInfo(
             pop_time_ms=pop_time_ms,
             invisible_ms=invisible_ms,
             offsets=list(offsets),
             attempt_id=attempt_id,
-            counts=counts,
             steady_ms=dict.fromkeys(offsets, self._clock.steady_ms() + invisible_ms),
             updated_ms=pop_time_ms,
         )
+        if old is not None and attempt_id is not None and attempt_id == old.attempt_id:
+            order.continues(old)
+        elif old is not None:
+            order.counts = {offset: old.counts.get(offset, 0) + 1 for offset in offsets if offset in old.offsets}
         self._orders[place] = order
         self._changed(place)
         return order
@@ -167,7 +194,7 @@ class OrderTable:
             return offset + 1
         if offset not in order.offsets:
             return NOT_IN_BATCH
-        if order.pop_time_ms != pop_time_ms:
+        if not order.gave(offset, pop_time_ms):
             return OLDER_DELIVERY
         order.acked |= 1 << order.offsets.index(offset)
         order.updated_ms = now_ms
@@ -175,12 +202,16 @@ class OrderTable:
         return order.first_open()
 
     def change(self, place: Place, offset: int, pop_time_ms: int, *, visible_ms: int, now_ms: int) -> bool:
-        """When a message is due again; False when it is not of this delivery."""
+        """When a message is due again; False when it is not of this delivery. An earlier answer to the attempt can keep
+        it longer and not let it go: whoever lost that answer has the newest one."""
         order = self._orders.get(place)
-        if order is None or order.pop_time_ms != pop_time_ms or offset not in order.open_offsets():
+        if order is None or not order.gave(offset, pop_time_ms) or offset not in order.open_offsets():
+            return False
+        steady_ms = self._clock.steady_ms() + visible_ms - now_ms
+        if pop_time_ms != order.pop_time_ms and steady_ms < order.steady_ms[offset]:
             return False
         order.visible_ms[offset] = visible_ms
-        order.steady_ms[offset] = self._clock.steady_ms() + visible_ms - now_ms
+        order.steady_ms[offset] = steady_ms
         order.updated_ms = now_ms
         self._changed(place)
         return True
