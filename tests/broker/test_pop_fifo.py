@@ -9,6 +9,7 @@ import pytest
 
 from broker.pop_bench import PopBench, Popped
 from broker.test_pop import bodies, send
+from contrailmq.wire.codes import ResponseCode
 
 
 @pytest.fixture
@@ -223,3 +224,13 @@ def test_a_reset_forgets_the_batch(bench: PopBench) -> None:
     fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "3"}
     assert bench.ask(222, fields).code == 0
     assert bodies(pop(bench)) == ["d"]
+
+
+@pytest.mark.parametrize("invisible_ms", [-1, 3 * 24 * 3600 * 1000 + 1, 10**18, 2**63 - 1])
+def test_an_invisible_time_out_of_bounds_is_refused(bench: PopBench, invisible_ms: int) -> None:
+    """It would hold the queue for as long, over restarts too."""
+    send(bench, "a", "b")
+    a, _ = pop(bench, invisible_ms=1000)
+    assert bench.change(a, invisible_ms).code == ResponseCode.SYSTEM_ERROR
+    bench.passes(1100)
+    assert bodies(pop(bench)) == ["a", "b"]

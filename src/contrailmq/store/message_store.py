@@ -582,8 +582,11 @@ class MessageStore:
 
     @while_open
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
-        """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
-        queue = self._reader.queue(topic, queue_id)
+        """(physical offset, size, tags code) of a queue's records from the one with an offset on; fewer where a file
+        ends. A record holds one message, but for inner batches."""
+        queue = self._reader.any_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.places(offset, max_count)
         return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
 
     @property

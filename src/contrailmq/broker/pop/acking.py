@@ -196,10 +196,10 @@ class Acking:
             raise Refused(ResponseCode.NO_MESSAGE, NO_REMARK, _NOTHING_CHANGED)
         handle = _handle(header.extra_info, _NOTHING_CHANGED)
         key = (topic.name, header.consumer_group, header.queue_id)
-        if handle.is_ordered:
-            return self._change_ordered(command, key, header, handle)
         if not 0 <= header.invisible_time <= self._node.store.config.timer_max_delay_sec * 1000:
             raise Refused(ResponseCode.SYSTEM_ERROR, NO_REMARK, _NOTHING_CHANGED)
+        if handle.is_ordered:
+            return self._change_ordered(command, key, header, handle)
         old = self._in_flight.find(key, header.offset, handle.pop_time_ms)
         if old is None:
             raise Refused(

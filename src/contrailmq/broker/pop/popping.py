@@ -26,7 +26,7 @@ from contrailmq.broker.pop.checks import Checks
 from contrailmq.broker.pop.in_flight import Checkpoint, InFlight, PopQueue, QueueKey
 from contrailmq.broker.pop.orders import OrderTable
 from contrailmq.broker.pop.positions import Positions
-from contrailmq.broker.pop.records_found import as_retried, is_of_group, split_records
+from contrailmq.broker.pop.records_found import FoundRecord, as_retried, is_of_group, rest_of_batch, split_records
 from contrailmq.broker.pop.revive_log import ReviveLog
 from contrailmq.broker.pop.waiting import ALL_QUEUES, EARLY_MS, Waiter, Waiters
 from contrailmq.broker.requests.cold_reads import ColdReads
@@ -346,11 +346,14 @@ class Popping:
         """False when they stay where they are."""
         topic, _, queue_id = queue.key
         start = queue.next_offset
-        found = [(offset, record) for offset, record in split_records(result.slices) if offset >= start]
+        found: list[FoundRecord] = [one for one in split_records(result.slices) if one[0][-1] >= start]
+        is_begun = bool(found) and found[0][0][0] < start  # a batch, of which some are done
+        if is_begun:
+            found[:1] = rest_of_batch(found[0][1], start)
         mark = pop_retry_mark(topic)
         if mark == "1":
             found = [one for one in found if is_of_group(one[1], pop.group.name)]
-        offsets = tuple([offset for offset, _ in found])
+        offsets = tuple([offset for places, _ in found for offset in places])
         if not offsets:
             self._positions.moved(queue, result.next_offset, 0)
             pop.has_passed = True
@@ -361,6 +364,9 @@ class Popping:
         pop.offsets.append(offsets_entry(mark, queue_id, offsets))
         if mark != "0":
             self._add_retried(pop, queue, found, start)
+        elif is_begun:
+            pop.parts += [bytes(record) for _, record in found]
+            pop.size_bytes += sum([len(record) for _, record in found])
         else:
             pop.parts += result.slices
             pop.size_bytes += result.size_bytes
@@ -385,7 +391,7 @@ class Popping:
                 )
             )
 
-    def _add_retried(self, pop: Pop, queue: PopQueue, found: list[tuple[int, memoryview]], start: int) -> None:
+    def _add_retried(self, pop: Pop, queue: PopQueue, found: list[FoundRecord], start: int) -> None:
         topic, _, queue_id = queue.key
         is_renamed = topic != pop.topic.name and not self._node.config.pop_response_return_actual_retry_topic
         handle = PopHandle(
@@ -398,9 +404,9 @@ class Popping:
             queue_id,
             0,
         )
-        for offset, record in found:
+        for offsets, record in found:  # one each: batches come again message by message
             if is_renamed:
-                data = as_retried(record, pop.topic.name, handle._replace(offset=offset))
+                data = as_retried(record, pop.topic.name, handle._replace(offset=offsets[0]))
             else:
                 data = as_retried(record, topic, None)
             pop.parts.append(data)

@@ -17,7 +17,7 @@ from typing import Final
 from contrailmq._faults import LastingFault
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.in_flight import Checkpoint, InFlight
-from contrailmq.broker.pop.records_found import ORIGIN_PROPERTY
+from contrailmq.broker.pop.records_found import ORIGIN_PROPERTY, message_at
 from contrailmq.broker.pop.recovery import origin_of
 from contrailmq.broker.pop.revive_log import ReviveLog
 from contrailmq.broker.state.groups import Group
@@ -115,13 +115,13 @@ class Reviving:
     def _look_up(self, checkpoint: Checkpoint, places: dict[int, int | None]) -> Found:
         found: Found = {}
         for offset, place in places.items():
-            message = None if place is None else self._store.lookup_sound(place)
-            is_it = (
-                message is not None
-                and (message.topic, message.queue_offset) == (checkpoint.topic, offset)
-                and (message.physical_offset < checkpoint.physical_offset or checkpoint.physical_offset < 0)
+            record = None if place is None else self._store.lookup_sound(place)
+            is_of_it = (
+                record is not None
+                and record.topic == checkpoint.topic
+                and (record.physical_offset < checkpoint.physical_offset or checkpoint.physical_offset < 0)
             )
-            found[offset] = message if is_it else None
+            found[offset] = message_at(record, offset) if record is not None and is_of_it else None
         return found
 
     # --- reviving
@@ -185,8 +185,8 @@ class Reviving:
         """Put the one message of a FIFO batch among the dead letters; False when the store cannot take it now."""
         (offset,) = checkpoint.offsets
         units = self._store.read_units(checkpoint.topic, checkpoint.queue_id, offset, 1)
-        message = self._store.lookup_sound(units[0][0]) if units else None
-        if message is None or message.queue_offset != offset:
+        message = self._look_up(checkpoint, {offset: units[0][0] if units else None})[offset]
+        if message is None:
             self._give_up(checkpoint, offset, "it is not in its queue")
             return True
         status, reason = self._try_put(self._dead_letter(checkpoint, offset, message))

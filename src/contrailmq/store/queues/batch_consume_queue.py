@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -257,6 +258,11 @@ class BatchConsumeQueue:
         """The unit whose batch holds an offset."""
         unit = self.unit_at(self.number_of(queue_offset))
         return unit if unit is not None and unit.base_offset <= queue_offset else None
+
+    def places(self, queue_offset: int, max_count: int) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of the record that holds an offset, and of those after it."""
+        units = islice(self.scan(self.number_of(queue_offset)), max_count) if self.find(queue_offset) else ()
+        return [(unit.physical_offset, unit.size_bytes, unit.tags_code) for unit in units]
 
     def offset_at(self, time_ms: int, boundary: Boundary) -> int:
         """The first offset of the first batch stored at or after a time (UPPER: of the last one at or before it)."""
