@@ -3,16 +3,20 @@
 A push consumer says how long it needs to nobody: its messages are made invisible for a minute, and before that ends
 for longer and longer, three hours at most. When its process dies, or leaves, they come back after a second.
 
-A client may show the handle that it got first although it was renewed: the newest one is looked up here. What is put
-down here is not needed after a crash of the proxy: messages then come back when their invisible time ends.
+A client may show the handle that it got first although it was renewed: the newest one is looked up here. Brokers
+confirm an acknowledgement by a handle that was replaced, and deliver the message again. So one request at a time is
+about a message: what a client says of it waits for a renewal that is under way, and no renewal begins till then.
+
+What is put down here is not needed after a crash of the proxy: messages then come back when their invisible time ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from contrailmq.message import ContrailError
 from contrailmq.proxy.consuming import Consuming
@@ -21,6 +25,7 @@ from contrailmq.proxy.messages import now_ms
 from contrailmq.proxy.statuses import Code, Refused
 
 _log = logging.getLogger("contrailmq.proxy")
+T = TypeVar("T")
 
 INVISIBLE_MS: Final = 60_000
 SCAN_S: Final = 5.0
@@ -40,6 +45,8 @@ class _Held:
     since_ms: int
     renewed: int = 0
     failures: int = 0
+    is_settled: bool = False  # the client has said what becomes of it
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)  # the broker, by the handle that counts
 
 
 class Renewals:
@@ -64,8 +71,22 @@ class Renewals:
         held = self._held.get(client, {}).get(text)
         return held.handle if held is not None else None
 
+    async def settle(self, client: str, text: str, say: Callable[[Handle], Awaitable[T]]) -> T:
+        """Say to the broker what becomes of a message that was given out, by the handle that counts.
+
+        It is not renewed from now on. Without a renewal the handle that is shown counts. Refused when it has expired.
+        """
+        held = self._held.get(client, {}).get(text)
+        if held is None:
+            return await say(self._consuming.live_handle(text))
+        async with held.asking:
+            said = await say(held.handle)
+            held.is_settled = True
+        self.drop(client, text)
+        return said
+
     def drop(self, client: str, text: str) -> None:
-        """It was acknowledged, or the client changed its time itself."""
+        """It is not renewed any more."""
         of_client = self._held.get(client)
         if of_client is not None and of_client.pop(text, None) is not None:
             self._count -= 1
@@ -78,7 +99,9 @@ class Renewals:
         self._count -= len(of_client)
         for held in of_client.values():
             try:
-                await self._consuming.change(held.group, held.topic, held.handle, RELEASE_MS)
+                async with held.asking:
+                    if not held.is_settled:
+                        held.handle = await self._consuming.change(held.group, held.topic, held.handle, RELEASE_MS)
             except ContrailError as exc:
                 _log.info("a message of %s comes back at the end of its invisible time: %s", client, exc)
 
@@ -90,7 +113,7 @@ class Renewals:
     async def renew(self, at_ms: int) -> None:
         for client, of_client in list(self._held.items()):
             for text, held in list(of_client.items()):
-                if held.handle.visible_ms - at_ms < RENEW_BEFORE_MS:
+                if held.handle.visible_ms - at_ms < RENEW_BEFORE_MS and not held.asking.locked():
                     await self._renew(client, text, held, at_ms)
 
     async def _renew(self, client: str, text: str, held: _Held, at_ms: int) -> None:
@@ -100,7 +123,8 @@ class Renewals:
             return
         try:
             step = LADDER_MS[min(held.renewed, len(LADDER_MS) - 1)]
-            held.handle = await self._consuming.change(held.group, held.topic, held.handle, step)
+            async with held.asking:
+                held.handle = await self._consuming.change(held.group, held.topic, held.handle, step)
             held.renewed, held.failures = held.renewed + 1, 0
         except ContrailError as exc:
             held.failures += 1

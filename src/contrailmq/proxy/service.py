@@ -7,7 +7,7 @@ a call has its name in small letters: `QueryRoute` is `query_route`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Final, TypeAlias
 
 import grpc
@@ -161,12 +161,14 @@ class Service:
                 await self._give_back(client, wanted, left)
 
     async def _give_back(self, client: str, wanted: Wanted, left: list[Received]) -> None:
+        def let_go(handle: Handle) -> Awaitable[Handle]:
+            return self._consuming.change(wanted.group.name, wanted.topic, handle, RELEASE_MS)
+
         for one in left:
-            self.renewals.drop(client, one.handle.text)
             try:
-                await self._consuming.change(wanted.group.name, wanted.topic, one.handle, RELEASE_MS)
-            except ContrailError:
-                continue  # it comes back at the end of its invisible time
+                await self.renewals.settle(client, one.handle.text, let_go)
+            except ContrailError:  # it comes back at the end of its invisible time
+                self.renewals.drop(client, one.handle.text)
 
     async def _wanted(self, request: Wire, context: Context) -> Wanted:
         group_name, topic = request.group.name, request.message_queue.topic.name
@@ -208,8 +210,7 @@ class Service:
         """What became of one of them. Several of a request reach the broker in one wakeup."""
         shown = entry.receipt_handle
         try:
-            await self._consuming.acknowledge(group, topic, self._handle(client, shown))
-            self.renewals.drop(client, shown)
+            await self.renewals.settle(client, shown, lambda handle: self._consuming.acknowledge(group, topic, handle))
             said = status(Code.OK)
         except ContrailError as exc:
             said = outcome(exc)
@@ -223,22 +224,22 @@ class Service:
             raise Refused(
                 Code.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms: give 0 to {INVISIBLE_MS_MAX}"
             )
-        handle = self._handle(client, request.receipt_handle)
-        changed = await self._consuming.change(group, topic, handle, invisible_ms)
-        self.renewals.drop(client, request.receipt_handle)
+        changed = await self.renewals.settle(
+            client,
+            request.receipt_handle,
+            lambda handle: self._consuming.change(group, topic, handle, invisible_ms),
+        )
         return v2.ChangeInvisibleDurationResponse(status=status(Code.OK), receipt_handle=changed.text)
 
     async def forward_message_to_dead_letter_queue(self, request: Wire, context: Context) -> Wire:
         client, group = client_id(context), request.group.name
         check_consumer_group(group)
-        handle = self._handle(client, request.receipt_handle)
-        await self._consuming.forward(group, request.topic.name, handle, request.message_id)
-        self.renewals.drop(client, request.receipt_handle)
+        await self.renewals.settle(
+            client,
+            request.receipt_handle,
+            lambda handle: self._consuming.forward(group, request.topic.name, handle, request.message_id),
+        )
         return v2.ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
-
-    def _handle(self, client: str, text: str) -> Handle:
-        """The newest handle of a message that was renewed; else the one that is shown, if it has not expired."""
-        return self.renewals.newest(client, text) or self._consuming.live_handle(text)
 
     # --- queues by hand
 
