@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from contrailmq.broker.server import BrokerServer
 from contrailmq.message import SystemTopic
 from contrailmq.message.codec import BLANK_MAGIC
+from contrailmq.message.record import view_record
 from simulation.cluster import BROKER_PORT, SMALL_FILES, Cluster
 from simulation.disks import Disk
 from simulation.faults import Plan, Roles, group_of
@@ -105,6 +106,12 @@ class LogBytes:
             except FileNotFoundError:
                 break
         return found
+
+
+def holds(log: LogBytes, acknowledged: Acknowledged, body: bytes) -> bool:
+    """Whether a message stands where it was acknowledged. A copy for a retry may have come to begin there since."""
+    record = log.record(acknowledged.physical_offset)
+    return body in record and view_record(record).topic_name == acknowledged.place.queue.topic
 
 
 class Likeness(Enum):

@@ -36,7 +36,7 @@ from simulation.faults import (
 from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
-from simulation.replicas import HA_PORT, Likeness, Witness
+from simulation.replicas import HA_PORT, Likeness, Witness, holds
 from simulation.stores import Left
 from simulation.workload import QUEUES_MAX, Workload
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS
@@ -557,7 +557,7 @@ class Trial:
             end = log.end
             for body, one in history.acknowledged.items():
                 is_below = one.place.queue.broker == group and one.physical_offset < end
-                if is_below and history.sent[body].kind.has_place and body in log.record(one.physical_offset):
+                if is_below and history.sent[body].kind.has_place and holds(log, one, body):
                     history.survivors.add(body)
 
     def _wait_for_slaves(self, began_s: float) -> None:
