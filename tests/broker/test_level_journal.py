@@ -80,6 +80,21 @@ def test_a_kill_repeats_nothing_though_the_table_was_never_saved(tmp_path: Path)
     bench.close()
 
 
+def test_a_level_that_a_start_set_back_passes_over_nothing_after_a_kill(tmp_path: Path) -> None:
+    """A power failure took the end of the log and left the table. New messages come to stand before its offset, and
+    the broker is killed before it delivers any."""
+    before = killed_after_delivery(tmp_path, "first", "second", flush_delay_offset_interval=100)
+    assert table(tmp_path) == {"1": 2}
+    cut_log(tmp_path, 0)
+    bench = started(tmp_path, before)
+    assert bench.store.max_offset(SystemTopic.SCHEDULE, 0) == 0
+    send(bench, "third", "fourth")
+    bench = bench.restarted(tmp_path)
+    bench.run_ms(3000)
+    assert bodies(bench) == ["third", "fourth"]
+    bench.close()
+
+
 def test_what_the_journal_knew_is_in_the_table_and_the_journal_is_empty_when_delivery_begins(tmp_path: Path) -> None:
     before = killed_after_delivery(tmp_path, *names(7))
     bench = started(tmp_path, before)

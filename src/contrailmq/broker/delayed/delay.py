@@ -119,16 +119,19 @@ class DelayService:
         """
         self._reading.clear()
         config_files.load(self._path, self._read_table)
+        in_file = dict(self.offsets)
         used = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SystemTopic.SCHEDULE}
         for level in used:
             self.offsets.setdefault(level, 0)
         if self._node.is_log_cut:
-            self._set_back()
+            self.offsets = {level: min(offset, self._end_of(level)) for level, offset in self.offsets.items()}
         if self._node.duty is not Duty.FOLLOW:
             known = used | set(range(1, len(self.levels.delays_ms) + 1))  # each tick goes over all up to the highest
             self.offsets = {
                 level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
             }
+        if any(offset > self.offsets.get(level, 0) for level, offset in in_file.items()):
+            self._save_set_back()
         self._take_journal()
         self._note_saved(dict(self.offsets), self.text())
 
@@ -150,16 +153,14 @@ class DelayService:
                 return
         self._journal.clear()
 
-    def _set_back(self) -> None:
-        """To the end of the queues; the file then has it too, before they grow again."""
-        within = {level: min(offset, self._end_of(level)) for level, offset in self.offsets.items()}
-        if within != self.offsets:
-            self.offsets = within
-            try:
-                self._save(self._store.log_max_offset, self.text())
-            except TableSaveError as exc:  # a full disk: the next start sets them back again
-                self._node.are_positions_unsaved = True
-                log.error("%s", exc)
+    def _save_set_back(self) -> None:
+        """The file has it too, before the queues grow again: a start after a kill would believe the old offset, and
+        pass over the messages that stand before it by then."""
+        try:
+            self._save(self._store.log_max_offset, self.text())
+        except TableSaveError as exc:  # a full disk: the next start sets them back again
+            self._node.are_positions_unsaved = True
+            log.error("%s", exc)
 
     def _end_of(self, level: int) -> int:
         return self._store.max_offset(SystemTopic.SCHEDULE, level - 1)
