@@ -11,7 +11,6 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.proxy import renewing
-from contrailmq.proxy.messages import now_ms
 from contrailmq.proxy.server import ProxyServer
 from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
@@ -73,7 +72,7 @@ def test_what_crosses_a_renewal_counts_for_the_renewed_message(
             [got] = await gathered(caller, name, group, 1, auto_renew=True)
             fields = CALLS[call](got.system_properties.receipt_handle)
             answers = HeldAnswers(server)
-            renewal = asyncio.create_task(server.service.renewals.renew(now_ms()))
+            renewal = asyncio.create_task(server.service.renewals.renew())
             await until(lambda: answers.changed == 1)
             asked = asyncio.create_task(caller.call(call, group=topic(group), topic=topic(name), **fields))
             await until(lambda: server.served[call] == 1)
@@ -108,7 +107,7 @@ def test_a_renewal_leaves_a_message_alone_that_is_being_acknowledged(
 
             acknowledged = asyncio.create_task(renewals.settle("acking@1", given, slow))
             await asyncio.sleep(0)  # it holds the handle now
-            renewal = asyncio.create_task(renewals.renew(now_ms()))
+            renewal = asyncio.create_task(renewals.renew())
             await asyncio.sleep(0)
             go.set()
             answers.go.set()

@@ -3,18 +3,20 @@
 A receive is one POP request to one broker. What it brought is checked here as the reference's proxy does: tags whose
 hash collides are acknowledged in silence, and what was delivered often enough goes to the dead letters. Messages of a
 consumer that renews are put down in `renewing.Renewals`, which prolongs them while the consumer lives.
+
+Brokers are told no birth time (0) of a receive: one whose clock is ahead of ours would take it for late.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, NamedTuple
 
 from contrailmq.client.errors import number
 from contrailmq.client.records import ReceivedMessage, decode_messages
 from contrailmq.message import Property
 from contrailmq.proxy.cluster import Cluster, Group
-from contrailmq.proxy.handles import Handle, check_live, parse_handle
-from contrailmq.proxy.messages import now_ms
+from contrailmq.proxy.handles import BrokerClocks, Handle, check_live, parse_handle
 from contrailmq.proxy.statuses import Code, Refused
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
@@ -22,6 +24,7 @@ from contrailmq.wire.header import Command
 
 BATCH_MAX: Final = 32
 POP_FROM_LATEST: Final = 1
+BORN_NOW: Final = 0
 ANY_QUEUE: Final = -1
 REQUEST_S: Final = 3.0  # what a broker may take beyond the polling time
 EMPTY: Final = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
@@ -54,10 +57,12 @@ class Wanted(NamedTuple):
 
 
 class Consuming:
-    """What consumers ask for. Keeps nothing: handles say all."""
+    """What consumers ask for. Keeps nothing but the brokers' clocks: handles say all else."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._loop = asyncio.get_running_loop()
+        self.clocks = BrokerClocks()
 
     async def receive(self, wanted: Wanted) -> list[Received]:
         """Messages, invisible for others from now on; empty when none came within the polling time."""
@@ -70,7 +75,7 @@ class Consuming:
             "maxMsgNums": wanted.messages_max,
             "invisibleTime": wanted.invisible_ms,
             "pollTime": wanted.polling_ms,
-            "bornTime": now_ms(),
+            "bornTime": BORN_NOW,
             "initMode": POP_FROM_LATEST,
             "expType": "SQL92" if wanted.filter_type == SQL else "TAG",
             "exp": wanted.expression or "*",
@@ -79,6 +84,7 @@ class Consuming:
         }
         if wanted.attempt_id:
             ext["attemptId"] = wanted.attempt_id
+        sent_s = self._loop.time()
         answer = await self._cluster.instance.call(
             address,
             RequestCode.POP_MESSAGE,
@@ -90,6 +96,7 @@ class Consuming:
             raise Refused(Code.TOO_MANY_REQUESTS, f"broker {name} holds as many receives as it may: try again soon")
         if answer.code != ResponseCode.SUCCESS:
             return []
+        self.clocks.popped(name, number(answer.ext, "popTime"), sent_s=sent_s, received_s=self._loop.time())
         return await self._sift(wanted, popped(answer, name))
 
     async def _sift(self, wanted: Wanted, found: list[Received]) -> list[Received]:
@@ -136,10 +143,9 @@ class Consuming:
         await self._ask(handle, topic, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
         await self.acknowledge(group, topic, handle)
 
-    @staticmethod
-    def live_handle(text: str) -> Handle:
+    def live_handle(self, text: str) -> Handle:
         handle = parse_handle(text)
-        check_live(handle, now_ms())
+        check_live(handle, self.clocks.now_ms(handle.broker))
         return handle
 
     def _ext(self, group: str, topic: str, handle: Handle) -> dict[str, str | int]:

@@ -5,14 +5,22 @@ A handle is nine values joined by a space, which is POP's own text with the log 
     start offset, pop time ms, invisible ms, revive queue, retry mark, broker, queue, queue offset, log offset
 
 Clients pass it through. It says all that a broker must be asked with, so any proxy can serve any handle.
+
+Its time is the broker's, and so is the clock by which it expires: a proxy whose own clock differs would refuse handles
+that count, or renew too late. The pops that it passes on tell it the difference (`client/consuming/pop_clock.py`).
+Until a broker has answered one with messages, its clock counts as ours.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from typing import Final, NamedTuple
 
+from contrailmq.client.consuming.pop_clock import PopClock
 from contrailmq.message import RETRY_PREFIX
 from contrailmq.message.properties import natural_number
+from contrailmq.proxy.messages import now_ms
 from contrailmq.proxy.statuses import Code, Refused
 
 PARTS_MIN: Final = 8
@@ -74,15 +82,34 @@ def parse_handle(text: str) -> Handle:
     )
 
 
-def check_live(handle: Handle, now_ms: int) -> None:
-    """Refused when its invisible time is over: the message may be with another consumer by now."""
-    if handle.revive_queue != ORDERLY_QUEUE and handle.visible_ms <= now_ms:
-        late_ms = now_ms - handle.visible_ms
+def check_live(handle: Handle, at_ms: int) -> None:
+    """Refused when its invisible time is over at its broker: the message may be with another consumer by now."""
+    if handle.revive_queue != ORDERLY_QUEUE and handle.visible_ms <= at_ms:
+        late_ms = at_ms - handle.visible_ms
         raise Refused(
             Code.INVALID_RECEIPT_HANDLE,
             f"the handle expired {late_ms} ms ago: the message may be delivered again; acknowledge within the "
             "invisible time, or prolong it",
         )
+
+
+class BrokerClocks:
+    """By the broker's name. Owner: `consuming.Consuming`, on its loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._clocks: defaultdict[str, PopClock] = defaultdict(PopClock)
+        self._ahead_s: dict[str, float] = {}  # of the loop's time
+
+    def popped(self, broker: str, pop_time_ms: int, *, sent_s: float, received_s: float) -> None:
+        """A pop brought messages; the times are the loop's."""
+        popped_s = self._clocks[broker].popped_at(pop_time_ms, sent_s=sent_s, received_s=received_s)
+        self._ahead_s[broker] = pop_time_ms / 1000 - popped_s
+
+    def now_ms(self, broker: str) -> int:
+        """By the broker's clock, a little later rather than earlier."""
+        ahead_s = self._ahead_s.get(broker)
+        return now_ms() if ahead_s is None else int((self._loop.time() + ahead_s) * 1000)
 
 
 def _invalid(text: str, reason: str) -> Refused:

@@ -21,7 +21,6 @@ from typing import Final, TypeVar
 from contrailmq.message import ContrailError
 from contrailmq.proxy.consuming import Consuming
 from contrailmq.proxy.handles import Handle
-from contrailmq.proxy.messages import now_ms
 from contrailmq.proxy.statuses import Code, Refused
 
 _log = logging.getLogger("contrailmq.proxy")
@@ -108,11 +107,12 @@ class Renewals:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SCAN_S)
-            await self.renew(now_ms())
+            await self.renew()
 
-    async def renew(self, at_ms: int) -> None:
+    async def renew(self) -> None:
         for client, of_client in list(self._held.items()):
             for text, held in list(of_client.items()):
+                at_ms = self._consuming.clocks.now_ms(held.handle.broker)
                 if held.handle.visible_ms - at_ms < RENEW_BEFORE_MS and not held.asking.locked():
                     await self._renew(client, text, held, at_ms)
 
