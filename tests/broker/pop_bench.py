@@ -6,6 +6,7 @@ from pathlib import Path
 
 from broker.harness import Bench, Link, records
 from contrailmq.broker.state.config_files import save
+from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.message import StoredMessage
 from contrailmq.store.base.clock import ManualClock
@@ -39,7 +40,7 @@ class PopBench(Bench):
     def kill(self) -> None:
         """End as a killed process does; topics and groups are on the disk before anything of them is answered."""
         self.is_stopped = True
-        for name in (TOPICS_FILE, GROUPS_FILE):
+        for name in (DELETED_FILE, TOPICS_FILE, GROUPS_FILE):
             save(self.node.config_path / name, self.node.snapshots()[name]()())
         self.let_go()
         self.loop.close()

@@ -312,6 +312,7 @@ class BrokerNode:
         self.topics.version.advance(self.now_ms())  # slaves take both with the topics
         self.dispatch_now()
         self.store.delete_topics(topics)
+        self.deleted.on_deleted(topics)
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is not None:

@@ -36,7 +36,7 @@ too, and the timer copies each once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 QueueKey = tuple[str, str, int]  # topic as stored, group, queue
@@ -181,11 +181,12 @@ class InFlight:
                 self._by_time = [entry for entry in self._by_time if entry[2].left]
                 heapq.heapify(self._by_time)
 
-    def forget(self, queue: PopQueue) -> None:
-        """Nothing of this queue is in flight: its topic or group is gone."""
-        for offset in list(queue.waiting):
-            self.settle(queue, offset)
-        self.queues.pop(queue.key, None)
+    def forget(self, is_gone: Callable[[QueueKey], bool]) -> None:
+        """Nothing of these queues is in flight: their topic or group is gone."""
+        for queue in [queue for key, queue in self.queues.items() if is_gone(key)]:
+            for offset in list(queue.waiting):
+                self.settle(queue, offset)
+            del self.queues[queue.key]
 
     # --- questions
 

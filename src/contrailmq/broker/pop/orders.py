@@ -188,10 +188,12 @@ class OrderTable:
         return order
 
     def acknowledge(self, place: Place, offset: int, pop_time_ms: int, now_ms: int) -> int:
-        """Where the group goes on after it; NOT_IN_BATCH, or OLDER_DELIVERY if another pop has it by now."""
+        """Where the group goes on after it; NOT_IN_BATCH, or OLDER_DELIVERY if another pop has it by now, or may have:
+        the batch is forgotten when its topic is deleted. The reference goes on after the message then (commitAndNext),
+        which skips messages of a topic that was made again."""
         order = self._orders.get(place)
         if order is None:
-            return offset + 1
+            return OLDER_DELIVERY
         if offset not in order.offsets:
             return NOT_IN_BATCH
         if not order.gave(offset, pop_time_ms):

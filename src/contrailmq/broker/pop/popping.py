@@ -319,7 +319,10 @@ class Popping:
             queue.reader = None
 
             def go_on() -> bytes | None:
-                self._take(pop, queue, finished.result())
+                if self._in_flight.queues.get(queue.key) is queue:
+                    self._take(pop, queue, finished.result())
+                else:  # its topic or group was deleted meanwhile: there may be another life of it by now
+                    finished.result().release()
                 pop.at += 1
                 return self._advance(pop)
 

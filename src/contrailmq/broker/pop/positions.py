@@ -90,6 +90,11 @@ class Positions:
             self._flush_ms = now_ms + FLUSH_MS
             self._node.store.request_flush()
 
+    def forget(self, is_gone: Callable[[QueueKey], bool]) -> None:
+        """Commit nothing more of queues whose topic or group is gone."""
+        for key in [key for key in self._behind if is_gone(key)]:
+            del self._behind[key]
+
     def _commit(self, queue: PopQueue, offset: int) -> None:
         topic, group, queue_id = queue.key
         if self._node.offsets.stored(f"{topic}@{group}", queue_id) == queue.committed:

@@ -14,6 +14,10 @@ says it all:
     in the revive log behind the group's committed offset  in flight, less its acknowledgements
     in the revive log up to it                             done
 
+A topic may have been deleted and made again. Its checkpoints in the log before the deletion, and its positions in a
+picture of before, do not count (node.deleted knows where the log ended then). Of a group that was deleted with its
+offsets only the picture knows.
+
 Then two things that a crash may have left are put right. Of two checkpoints with one message the newer counts. And a
 message whose copy is in the retry topic or among the dead letters (CONTRAIL_POP_OF) is not revived again: only what was
 due before the end of the log can have one, and it is among the newest messages there.
@@ -113,6 +117,7 @@ class Recovery:
         self._done: set[CheckpointKey] = set()
         self._steps: dict[QueueKey, list[Step]] = {}
         self._points: dict[QueueKey, tuple[int, list[int]]] = {}
+        self._deleted = node.deleted.log_ends()  # what lies before that in the log is of an earlier topic of that name
         self.is_from_picture = False
 
     def run(self) -> None:
@@ -165,16 +170,29 @@ class Recovery:
                 is_suspended=is_suspended,
             )
             one.physical_offset, one.store_time_ms = place, store_time_ms
+            if self._is_of_deleted(topic, place):
+                continue
             self._set_due(one, self._clock.stored_ms(place, store_time_ms) + invisible_ms)
             self._checkpoints[_key_of(one)] = one
         for topic, group, queue_id, position, points in picture.queues:
-            self._points[topic, group, queue_id] = position, points
+            if picture.log_end > self._deleted.get(topic, -1):
+                self._points[topic, group, queue_id] = position, points
         for message in self._records(SystemTopic.TIMER, 0, picture.timer_offset):
-            self._apply(message, _revive_queue_of(message))
+            if self._is_news(message, picture):
+                self._apply(message, _revive_queue_of(message))
         for number, offset in picture.revive_offsets.items():
             for message in self._records(self._log.topic, number, offset):
-                if not _is_copy(message):
+                if self._is_news(message, picture):
                     self._apply(message, number)
+
+    def _is_news(self, message: StoredMessage, picture: Picture) -> bool:
+        """Whether the picture lacks it. A queue gets a record late, under SYNC_FLUSH when the disk has it: the picture
+        may have forgotten it already, with a group that was deleted."""
+        return not _is_copy(message) and message.physical_offset >= picture.log_end
+
+    def _is_of_deleted(self, topic: str, physical_offset: int) -> bool:
+        """Whether a record was written before its topic was deleted, and maybe made again."""
+        return 0 <= physical_offset < self._deleted.get(topic, 0)
 
     def _take_log(self) -> None:
         read_ms = self._timer_read_ms()
@@ -258,6 +276,9 @@ class Recovery:
         )
         one.physical_offset, one.store_time_ms = message.physical_offset, message.store_time_ms
         key = _key_of(one)
+        if self._is_of_deleted(one.topic, message.physical_offset):
+            self._done.add(key)  # the timer may have copied it to the revive log after the deletion
+            return
         following = message.properties.get(NEXT_PROPERTY)
         if not _is_copy(message) and one.offsets:
             step = Step(message.physical_offset, one.start_offset, max(_number(following), one.offsets[-1] + 1))

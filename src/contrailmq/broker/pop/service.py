@@ -13,7 +13,7 @@ it is started as a master. A slave that stands in for its master (state/duty.py)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -92,6 +92,8 @@ class PopService:
         self.reviving = Reviving(node, self.in_flight, self.log, readers)
         self.popping.bury = self.reviving.bury
         self.positions.on_reset = self._reset
+        node.deleted.on_deleted = self._forget_topics
+        node.offsets.on_group_removed = self._forget_group
         self._arrivals: list[Arrival] = []
         self._is_running = False
         self._picture_ms = self._recheck_ms = 0
@@ -229,6 +231,25 @@ class PopService:
         """The group's offset was set: the batch that waits does not count any more."""
         self.orders.forget(lambda place, order: place == key)
         self._saver.mark_soon(PICTURE_FILE)
+
+    def _forget_topics(self, topics: Sequence[str]) -> None:
+        """They are deleted. The next start knows by node.deleted what of the log and the picture is theirs."""
+        gone = frozenset(topics)
+        self._forget(lambda key: key[0] in gone)
+
+    def _forget_group(self, group: str) -> None:
+        """It is deleted with its offsets. Only the picture tells the next start, so whoever deletes saves what is
+        marked before it answers."""
+        self._forget(lambda key: key[1] == group)
+
+    def _forget(self, is_gone: Callable[[QueueKey], bool]) -> None:
+        self.in_flight.forget(is_gone)
+        self.positions.forget(is_gone)
+        self.orders.forget(lambda place, order: is_gone(place))
+        self._announced = {place for place in self._announced if not is_gone(place)}
+        if self._is_running:
+            self._saver.mark_soon(ORDERS_FILE)
+            self._saver.mark_soon(PICTURE_FILE)
 
     # --- arrivals
 

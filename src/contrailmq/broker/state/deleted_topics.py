@@ -15,7 +15,7 @@ topics (cluster/slave_sync.py). RocketMQ's masters do not tell of deletions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,6 +36,8 @@ class DeletedTopics:
 
     def __init__(self) -> None:
         self._deletions: dict[str, Deletion] = {}
+        # The node calls it when their queues are gone.
+        self.on_deleted: Callable[[Sequence[str]], None] = lambda names: None
 
     def note(self, name: str, *, log_end: int) -> None:
         self._deletions[name] = Deletion(log_end)

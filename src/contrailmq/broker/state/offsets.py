@@ -51,6 +51,7 @@ class OffsetTable:
         # on a slave, the hand-over to its master does.
         self.changes: dict[tuple[str, int], int] = {}
         self.version = DataVersion(timestamp=now_ms())
+        self.on_group_removed: Callable[[str], None] = lambda group: None
         self.journaled: EntryPlace | None = None  # entries of the journal before this place are in the table
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -182,6 +183,7 @@ class OffsetTable:
 
     def remove_group(self, group: str) -> None:
         self._remove(lambda key: key.endswith(SEPARATOR + group))
+        self.on_group_removed(group)
 
     def remove_topic(self, topic: str) -> None:
         self._remove(lambda key: key.startswith(topic + SEPARATOR))
