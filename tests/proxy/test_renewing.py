@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
 import pytest
 
+from contrailmq import Admin, Producer
 from contrailmq.message import Message
 from contrailmq.proxy import renewing
+from contrailmq.proxy.protocol import v2
 from contrailmq.proxy.server import ProxyServer
 from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
@@ -116,3 +121,64 @@ def test_a_renewal_leaves_a_message_alone_that_is_being_acknowledged(
             assert len(renewals) == 0
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+@contextmanager
+def standing_still(cluster: LocalCluster, broker: int) -> Iterator[None]:
+    process_id = cluster.broker_process_id(broker)
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+
+
+async def receive_from(caller: Caller, broker: str, name: str, *, auto_renew: bool) -> list[str]:
+    """The handles of one receive."""
+    parts = await caller.stream(
+        "ReceiveMessage",
+        group=topic("still"),
+        message_queue=v2.MessageQueue(topic=topic(name), id=-1, broker=v2.Broker(name=broker)),
+        filter_expression=v2.FilterExpression(type=1, expression="*"),
+        batch_size=32,
+        auto_renew=auto_renew,
+        invisible_duration=seconds(60),
+        long_polling_timeout=seconds(5),
+    )
+    return [part.message.system_properties.receipt_handle for part in parts if part.HasField("message")]
+
+
+def test_a_broker_that_stands_still_holds_up_no_other_broker_s_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their renewal, and their giving back when the client is gone. A request has a time limit of 3 s."""
+    count, soon_s = 12, 15
+    monkeypatch.setattr(renewing, "SCAN_S", 0.05)
+    monkeypatch.setattr(renewing, "RENEW_BEFORE_MS", 3_600_000)  # each look prolongs
+
+    async def main(cluster: LocalCluster) -> None:
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            assert server.service is not None
+            renewals, caller, other = server.service.renewals, Caller(channel, "one@1"), Caller(channel, "other@2")
+            handles: dict[str, list[str]] = {}
+            for broker in ("broker-0", "broker-1"):
+                held = handles[broker] = []
+                while len(held) < count:
+                    held += await receive_from(caller, broker, "still", auto_renew=True)
+            with standing_still(cluster, 0):
+                before = {handle: renewals.newest("one@1", handle) for handle in handles["broker-1"]}
+                await until(
+                    lambda: all(renewals.newest("one@1", handle) != was for handle, was in before.items()), soon_s
+                )
+                leaving = asyncio.create_task(renewals.release("one@1"))
+                came = 0
+                async with asyncio.timeout(soon_s):
+                    while came < count:
+                        came += len(await receive_from(other, "broker-1", "still", auto_renew=False))
+            await leaving
+
+    with LocalCluster(brokers=2, processes=True) as cluster:
+        with Admin(namesrv=cluster.namesrv) as admin:
+            admin.create_topic("still", queues=1)
+        with Producer("filling", namesrv=cluster.namesrv) as producer:
+            for _ in range(2 * count):
+                producer.send(Message("still", b"held"))
+        asyncio.run(asyncio.wait_for(main(cluster), LIMIT_S))

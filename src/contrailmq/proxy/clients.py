@@ -202,12 +202,16 @@ class Clients:
         while True:
             await asyncio.sleep(SCAN_S)
             silent_since = self._loop.time() - GONE_S
-            for client in list(self._clients.values()):
+            for client in self._clients.values():
                 if client.commands is None and client.seen_s < silent_since:
-                    try:
-                        await self.forget(client.id)
-                    except ContrailError as exc:
-                        _log.warning("client %s is gone, but not all that it held is given back: %s", client.id, exc)
+                    self._cluster.instance.spawn(self._forget_silent(client.id), "forget")
+
+    async def _forget_silent(self, client_id: str) -> None:
+        """Apart from the others: a broker that does not answer holds up those alone who have its messages."""
+        try:
+            await self.forget(client_id)
+        except ContrailError as exc:
+            _log.warning("client %s is gone, but not all that it held is given back: %s", client_id, exc)
 
 
 def _back_off(policy: Wire, group: Group) -> None:
