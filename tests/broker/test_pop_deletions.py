@@ -285,3 +285,71 @@ def test_a_fifo_batch_of_a_group_that_was_deleted_with_its_offsets_counts_no_mor
     assert [bench.ack(message).code for message in old] == [0, 0]
     assert bodies(fifo(bench)) == OLD
     bench.close()
+
+
+# --- retry topics
+
+
+def with_retries(path: Path, **settings: str) -> PopBench:
+    """A message waits in a retry topic of each kind."""
+    bench = PopBench(path, settings=settings)
+    bench.node.offset_journal.open()
+    assert bench.ask(17, NEW_TOPIC).code == 0
+    for is_v2 in (False, True):
+        bench.config.enable_retry_topic_v2 = is_v2
+        send(bench, "old")
+        assert len(bench.popped(invisibleTime=1000, maxMsgNums=1)) == 1
+        bench.passes(1100)
+    assert {"%RETRY%g_T", "%RETRY%g+T"} <= {topic.name for topic in bench.node.topics}
+    return bench
+
+
+def of_both_kinds(bench: PopBench) -> list[str]:
+    """A pop looks into one of the two retry topics."""
+    bench.config.enable_retry_topic_v2 = True
+    found = []
+    for bench.begin in (50, 51):
+        found += bodies(bench.popped())
+    return found
+
+
+@pytest.mark.parametrize("how", ["no restart", *ENDS])
+def test_what_waits_in_the_retry_topics_goes_with_the_topic(tmp_path: Path, how: str) -> None:
+    bench = with_retries(tmp_path)
+    make_again(bench)
+    assert not {"%RETRY%g_T", "%RETRY%g+T"} & {topic.name for topic in bench.node.topics}
+    send(bench, "new")
+    if how != "no restart":
+        bench = again(tmp_path, bench, how)
+    assert of_both_kinds(bench) == ["new"]
+    bench.close()
+
+
+def test_a_setting_has_retry_topics_stay(tmp_path: Path) -> None:
+    bench = with_retries(tmp_path, clearRetryTopicWhenDeleteTopic="false")
+    make_again(bench)
+    assert of_both_kinds(bench) == ["old", "old"]
+    bench.close()
+
+
+def test_a_retry_topic_that_another_topic_has_too_stays(tmp_path: Path) -> None:
+    """`%RETRY%g_a_t` is that of (g_a, t) and of (g, a_t)."""
+    bench = PopBench(tmp_path)
+    send(bench, "one", topic="t")
+    send(bench, "two", topic="a_t")
+    assert bodies(bench.popped("t", "g_a")) + bodies(bench.popped("a_t", "g")) == ["one", "two"]
+    bench.passes(10_100)
+    assert bench.ask(215, {"topic": "t"}).code == 0
+    assert bodies(bench.popped("a_t", "g")) == ["two"]
+    bench.close()
+
+
+def test_a_groups_own_retry_topic_stays(tmp_path: Path) -> None:
+    """`%RETRY%g_T` is also where group g_T gets again what it pulled."""
+    bench = with_retries(tmp_path)
+    bench.node.group_to_read("g_T")
+    delete(bench)
+    names = {topic.name for topic in bench.node.topics}
+    assert "%RETRY%g_T" in names
+    assert "%RETRY%g+T" not in names
+    bench.close()

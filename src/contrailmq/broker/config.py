@@ -127,6 +127,7 @@ class BrokerConfig:
     retrieve_message_from_pop_retry_topic_v1: bool = field(
         default=True, metadata={"key": "retrieveMessageFromPopRetryTopicV1"}
     )
+    clear_retry_topic_when_delete_topic: bool = True
     pop_response_return_actual_retry_topic: bool = False
     init_pop_offset_by_check_msg_in_mem: bool = True
     pop_ck_max_buffer_size: int = 200_000

@@ -133,7 +133,7 @@ _BY_REASON: Final[Mapping[str, str]] = {
     """,
     "what they choose is fixed here, or always on": """
         allowRecallWhenBrokerNotWriteable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond brokerConfigPath
-        clearRetryTopicWhenDeleteTopic clusterName configName consumerFallbehindThreshold
+        clusterName configName consumerFallbehindThreshold
         consumerOffsetUpdateVersionStep correctLogicMinOffsetSleepInterval delayOffsetUpdateVersionStep
         disableConsumeIfConsumerReadSlowly enableBroadcastOffsetStore enableCleanExpiredOffset
         enableLogConsumeQueueRepeatedlyBuildWhenRecover enableMixedMessageType enableNetWorkFlowControl

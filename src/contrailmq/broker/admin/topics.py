@@ -15,7 +15,7 @@ from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.state.topics import Topic, TopicError, check_topic_values
 from contrailmq.broker.turns import in_turns
-from contrailmq.message import MessageError, MessageQueue, check_topic
+from contrailmq.message import MessageError, MessageQueue, check_topic, pop_retry_topic, pop_retry_topic_v2
 from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable
 from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, GetAllTopicConfigResponse, TopicHeader
 from contrailmq.wire.bodies import TopicConfig, TopicList, decode_body, encode_body
@@ -79,13 +79,38 @@ class TopicAdmin:
         node.refuse_on_slave()
         self._check_name(name)
         async with self._changing:
-            node.topics.delete(name)
-            node.delete_queues([name])
-        node.offsets.remove_topic(name)
-        node.statistics.forget(topic=name)
-        node.held.release_topic(name)
+            names = [name, *self._retry_topics(name)]
+            for one in names:
+                node.topics.delete(one)
+            node.delete_queues(names)
+        for one in names:
+            node.offsets.remove_topic(one)
+            node.statistics.forget(topic=one)
+            node.held.release_topic(one)
         await self._saver.save(DELETED_FILE, TOPICS_FILE, OFFSETS_FILE)
         return success(command)
+
+    def _retry_topics(self, name: str) -> list[str]:
+        """Where messages wait that groups popped from this topic: they would come with those of a new one."""
+        if not self._node.config.clear_retry_topic_when_delete_topic:
+            return []
+        found = []
+        for group in sorted(self._node.offsets.groups_of_topic(name)):
+            found.append(pop_retry_topic_v2(group, name))
+            if not self._is_shared(group, name):
+                found.append(pop_retry_topic(group, name))
+        return [one for one in found if one in self._node.topics]
+
+    def _is_shared(self, group: str, name: str) -> bool:
+        """Whether others have the retry topic too: `%RETRY%a_b_c` is that of (a, b_c), of (a_b, c), and of group a_b_c,
+        which pulls."""
+        node, parts = self._node, f"{group}_{name}".split("_")
+        pairs = (("_".join(parts[:at]), "_".join(parts[at:])) for at in range(1, len(parts)))
+        return f"{group}_{name}" in node.groups or any(
+            their_group in node.groups and their_topic in node.topics
+            for their_group, their_topic in pairs
+            if their_topic != name
+        )
 
     async def _kept_and_routed(self) -> None:
         """Return when the topics are on disk and the NameServers have heard of them."""

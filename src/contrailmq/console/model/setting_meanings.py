@@ -57,6 +57,7 @@ MEANINGS: Final = {
     "priorityOrderAsc": "the highest queue of a topic with message.type=PRIORITY is popped first; false: queue 0",
     "enableRetryTopicV2": "whether retry topics are named group+topic",
     "retrieveMessageFromPopRetryTopicV1": "with that, whether those named group_topic are read as well",
+    "clearRetryTopicWhenDeleteTopic": "whether a topic's retry topics of POP are deleted with it",
     "popResponseReturnActualRetryTopic": "whether a pop names the retry topic that a message came from",
     "initPopOffsetByCheckMsgInMem": "whether a new group that starts at the end gets what is still in memory",
     "popCkMaxBufferSize": "checkpoints in flight; beyond it pops find nothing",
