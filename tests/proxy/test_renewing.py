@@ -15,7 +15,7 @@ import pytest
 from contrailmq import Admin, Producer
 from contrailmq.message import Message
 from contrailmq.proxy import renewing
-from contrailmq.proxy.protocol import v2
+from contrailmq.proxy.protocol import SERVICE, v2
 from contrailmq.proxy.server import ProxyServer
 from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
@@ -30,6 +30,25 @@ async def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
     async with asyncio.timeout(limit_s):
         while not is_so():  # noqa: ASYNC110 - what other tasks bring about
             await asyncio.sleep(0.005)
+
+
+def ask_to_receive(caller: Caller, name: str, group: str, *, auto_renew: bool = False) -> Any:
+    """A receive that waits: the call, to read or to cancel."""
+    ask = caller.channel.unary_stream(
+        f"/{SERVICE}/ReceiveMessage",
+        v2.ReceiveMessageRequest.SerializeToString,
+        v2.ReceiveMessageResponse.FromString,
+    )
+    request = v2.ReceiveMessageRequest(
+        group=topic(group),
+        message_queue=v2.MessageQueue(topic=topic(name), id=-1),
+        filter_expression=v2.FilterExpression(type=1, expression="*"),
+        batch_size=32,
+        auto_renew=auto_renew,
+        invisible_duration=seconds(300),
+        long_polling_timeout=seconds(20),
+    )
+    return ask(request, metadata=(("x-mq-client-id", "asking"),), timeout=30)
 
 
 class HeldAnswers:
@@ -182,3 +201,29 @@ def test_a_broker_that_stands_still_holds_up_no_other_broker_s_messages(monkeypa
             for _ in range(2 * count):
                 producer.send(Message("still", b"held"))
         asyncio.run(asyncio.wait_for(main(cluster), LIMIT_S))
+
+
+@pytest.mark.parametrize("auto_renew", [False, True])
+def test_a_message_comes_soon_to_others_when_its_receiver_left_while_it_waited(
+    cluster: LocalCluster, auto_renew: bool
+) -> None:
+    """The broker knows nothing of that, and gives the message to the receive that waits."""
+    name, group = f"left-{auto_renew}", f"leavers-{auto_renew}"
+    filled(cluster, name)
+
+    async def main(producer: Producer) -> None:
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            assert server.service is not None
+            caller, waiters = Caller(channel, "here@1"), cluster.broker().pop.waiters
+            asked = ask_to_receive(caller, name, group, auto_renew=auto_renew)
+            await until(lambda: any(key[:2] == (name, group) for key in waiters.awaited()))
+            asked.cancel()
+            await caller.call("Heartbeat")  # on the same connection: the proxy has heard of the cancel
+            await asyncio.to_thread(producer.send, Message(name, b"for who is there"))
+            async with asyncio.timeout(20):
+                [got] = await gathered(caller, name, group, 1)
+            assert got.body == b"for who is there"
+            assert len(server.service.renewals) == 0
+
+    with Producer("leaving", namesrv=cluster.namesrv) as producer:
+        asyncio.run(asyncio.wait_for(main(producer), LIMIT_S))

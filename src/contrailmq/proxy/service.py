@@ -141,7 +141,7 @@ class Service:
         client = client_id(context)
         wanted = await self._wanted(request, context)
         self.clients.find(client)
-        received = await self._consuming.receive(wanted)
+        received = await self._receive(client, wanted)
         if not received:
             yield v2.ReceiveMessageResponse(status=status(Code.MESSAGE_NOT_FOUND, "no message within the polling time"))
             return
@@ -159,6 +159,22 @@ class Service:
         finally:
             if left:  # the stream broke: others get soon what was not written
                 await self._give_back(client, wanted, left)
+
+    async def _receive(self, client: str, wanted: Wanted) -> list[Received]:
+        """When the client leaves meanwhile, the pop goes on: the broker does not know, and may have given messages."""
+        receiving = asyncio.create_task(self._consuming.receive(wanted))
+        try:
+            return await asyncio.shield(receiving)
+        except asyncio.CancelledError:
+            self._cluster.instance.spawn(self._give_back_found(client, wanted, receiving), "give-back")
+            raise
+
+    async def _give_back_found(self, client: str, wanted: Wanted, receiving: asyncio.Task[list[Received]]) -> None:
+        try:
+            found = await receiving
+        except ContrailError:
+            return  # it found nothing, or nothing that is known here
+        await self._give_back(client, wanted, found)
 
     async def _give_back(self, client: str, wanted: Wanted, left: list[Received]) -> None:
         def let_go(handle: Handle) -> Awaitable[Handle]:
