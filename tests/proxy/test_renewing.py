@@ -14,13 +14,13 @@ import pytest
 
 from contrailmq import Admin, Producer
 from contrailmq.message import Message
-from contrailmq.proxy import renewing
+from contrailmq.proxy import clients, renewing
 from contrailmq.proxy.protocol import SERVICE, v2
 from contrailmq.proxy.server import ProxyServer
 from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
 from proxy.calling import Caller, proxy_of, topic
-from proxy.test_consuming import filled, gathered, receive, seconds
+from proxy.test_consuming import acknowledge, filled, gathered, receive, seconds
 
 LIMIT_S: Final = 120
 
@@ -227,3 +227,35 @@ def test_a_message_comes_soon_to_others_when_its_receiver_left_while_it_waited(
 
     with Producer("leaving", namesrv=cluster.namesrv) as producer:
         asyncio.run(asyncio.wait_for(main(producer), LIMIT_S))
+
+
+def test_messages_of_a_client_that_never_said_its_settings_come_back_when_it_is_silent(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is after the proxy has started again. A client that is heard of in any way keeps its messages."""
+    filled(cluster, "unsettled", Message("unsettled", b"held"))
+    filled(cluster, "unsettled-too", Message("unsettled-too", b"held"))
+    monkeypatch.setattr(renewing, "SCAN_S", 0.05)
+    monkeypatch.setattr(renewing, "RENEW_BEFORE_MS", 3_600_000)  # each look prolongs
+    monkeypatch.setattr(clients, "SCAN_S", 0.05)
+    monkeypatch.setattr(clients, "GONE_S", 3.0)
+
+    async def live(caller: Caller) -> None:
+        while True:
+            await acknowledge(caller, "unsettled-too", "unsettled", "no handle")
+
+    async def main() -> None:
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            assert server.service is not None
+            renewals, silent, lively = server.service.renewals, Caller(channel, "silent@1"), Caller(channel, "lively@2")
+            [kept] = await gathered(lively, "unsettled-too", "unsettled", 1, auto_renew=True)
+            living = asyncio.create_task(live(lively))
+            [left] = await gathered(silent, "unsettled", "unsettled", 1, auto_renew=True)
+            await until(lambda: renewals.newest("silent@1", left.system_properties.receipt_handle) is None)
+            assert renewals.newest("lively@2", kept.system_properties.receipt_handle) is not None
+            living.cancel()
+            async with asyncio.timeout(20):
+                [again] = await gathered(Caller(channel, "other@3"), "unsettled", "unsettled", 1)
+            assert again.body == b"held"
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))

@@ -1,7 +1,8 @@
 """Who is connected: settings, telemetry streams, and when a client counts as gone.
 
-A client sends its settings on a Telemetry stream and gets them back with what the server decides. It is gone when it
-says so (NotifyClientTermination), or when neither its stream nor a heartbeat was there for GONE_S.
+A client sends its settings on a Telemetry stream and gets them back with what the server decides. One that takes
+messages to renew is known here too, before it has said any. It is gone when it says so (NotifyClientTermination), or
+when neither its stream nor a heartbeat, nor another call of a consumer, was there for GONE_S.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ class Clients:
         return len(self._clients)
 
     def find(self, client_id: str) -> Client | None:
+        """Each look is for a call of the client's: it lives."""
         client = self._clients.get(client_id)
         if client is not None:
             client.seen_s = self._loop.time()
         return client
 
     def known(self, client_id: str) -> Client:
-        """The client of a stream, new or not."""
+        """The client of a stream, or of messages that are renewed, new or not."""
         client = self.find(client_id)
         if client is None:
             if len(self._clients) >= CLIENTS_MAX:
@@ -191,10 +193,9 @@ class Clients:
 
     async def forget(self, client_id: str) -> None:
         client = self._clients.pop(client_id, None)
-        if client is None:
-            return
-        for topic in client.topics:
-            self._leave(client, topic)
+        if client is not None:
+            for topic in client.topics:
+                self._leave(client, topic)
         await self._gone(client_id)
 
     async def run(self) -> None:

@@ -150,6 +150,7 @@ class Service:
             yield v2.ReceiveMessageResponse(status=status(Code.OK))
             for one in received:
                 if request.auto_renew:
+                    self.clients.known(client)  # it may never say its settings: it is gone when nothing is heard of it
                     self.renewals.hold(client, wanted.group.name, wanted.topic, one.handle)
                 yield v2.ReceiveMessageResponse(message=_received(one, wanted))
                 left.pop(0)
@@ -211,6 +212,7 @@ class Service:
     async def ack_message(self, request: Wire, context: Context) -> Wire:
         client, group, topic = client_id(context), request.group.name, request.topic.name
         check_consumer_group(group)
+        self.clients.find(client)
         if not request.entries:
             raise Refused(Code.BAD_REQUEST, "the request acknowledges nothing")
         entries, results = request.entries, []
@@ -235,6 +237,7 @@ class Service:
     async def change_invisible_duration(self, request: Wire, context: Context) -> Wire:
         client, group, topic = client_id(context), request.group.name, request.topic.name
         check_consumer_group(group)
+        self.clients.find(client)
         invisible_ms = request.invisible_duration.ToMilliseconds()
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
             raise Refused(
@@ -250,6 +253,7 @@ class Service:
     async def forward_message_to_dead_letter_queue(self, request: Wire, context: Context) -> Wire:
         client, group = client_id(context), request.group.name
         check_consumer_group(group)
+        self.clients.find(client)
         await self.renewals.settle(
             client,
             request.receipt_handle,
