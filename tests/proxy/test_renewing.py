@@ -259,3 +259,27 @@ def test_messages_of_a_client_that_never_said_its_settings_come_back_when_it_is_
             assert again.body == b"held"
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_an_acknowledgement_is_refused_when_the_message_was_not_renewed_in_time(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker did not answer, for example. Another consumer has the message, and the broker would confirm."""
+    filled(cluster, "too-late", Message("too-late", b"late"))
+    monkeypatch.setattr(renewing, "LADDER_MS", (1_000,))
+
+    async def main() -> None:
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            assert server.service is not None
+            slow, other = Caller(channel, "slow@1"), Caller(channel, "other@2")
+            [got] = await gathered(slow, "too-late", "late", 1, auto_renew=True)
+            with monkeypatch.context() as patched:
+                patched.setattr(renewing, "RENEW_BEFORE_MS", 3_600_000)
+                await server.service.renewals.renew()
+            monkeypatch.setattr(renewing, "RENEW_BEFORE_MS", -3_600_000)  # never again
+            [again] = await gathered(other, "too-late", "late", 1)
+            for caller, one, code in ((slow, got, Code.INVALID_RECEIPT_HANDLE), (other, again, Code.OK)):
+                handle = one.system_properties.receipt_handle
+                assert await acknowledge(caller, "too-late", "late", handle) == [code]
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))

@@ -145,8 +145,11 @@ class Consuming:
 
     def live_handle(self, text: str) -> Handle:
         handle = parse_handle(text)
-        check_live(handle, self.clocks.now_ms(handle.broker))
+        self.check_live(handle)
         return handle
+
+    def check_live(self, handle: Handle) -> None:
+        check_live(handle, self.clocks.now_ms(handle.broker))
 
     def _ext(self, group: str, topic: str, handle: Handle) -> dict[str, str | int]:
         return {

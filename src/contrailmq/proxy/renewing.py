@@ -81,12 +81,14 @@ class Renewals:
     async def settle(self, client: str, text: str, say: Callable[[Handle], Awaitable[T]]) -> T:
         """Say to the broker what becomes of a message that was given out, by the handle that counts.
 
-        It is not renewed from now on. Without a renewal the handle that is shown counts. Refused when it has expired.
+        It is not renewed from now on. Without a renewal the handle that is shown counts. Refused when the handle that
+        counts has expired.
         """
         held = self._held.get(client, {}).get(text)
         if held is None:
             return await say(self._consuming.live_handle(text))
         async with held.asking:
+            self._consuming.check_live(held.handle)
             said = await say(held.handle)
             self.drop(client, text)
         return said
