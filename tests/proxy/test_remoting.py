@@ -84,7 +84,7 @@ def front_of(namesrv: str) -> Iterator[Front]:
 def two_brokers() -> Iterator[LocalCluster]:
     with LocalCluster(brokers=2, config={"transactionTimeOut": "1000", "transactionCheckInterval": "300"}) as made:
         with Admin(namesrv=made.namesrv) as admin:
-            for name in ("behind", "behind-pop", "behind-order", "behind-halves", "behind-later"):
+            for name in ("behind", "behind-leaving", "behind-pop", "behind-order", "behind-halves", "behind-later"):
                 admin.create_topic(name, queues=2)
         yield made
 
@@ -232,10 +232,10 @@ def test_a_client_that_leaves_takes_its_connections_with_it(two_brokers: LocalCl
     with front_of(two_brokers.namesrv) as front:
         assert front.server.remoting is not None
         with Producer("leaving", namesrv=front.address) as producer:
-            producer.send(Message("behind", b"bye"))
+            producer.send(Message("behind-leaving", b"bye"))
             assert front.server.remoting.connections == 1
         with Producer("left", namesrv=front.address) as producer:
-            producer.send(Message("behind", b"first"))
+            producer.send(Message("behind-leaving", b"first"))
             front.run(front.server.stop())
             with pytest.raises(ContrailError):
-                producer.send(Message("behind", b"late"), timeout=1)
+                producer.send(Message("behind-leaving", b"late"), timeout=1)
