@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from broker.harness import Link, send_fields
 from broker.pop_bench import POP, PopBench, Popped, popped
+from contrailmq.store import StoreIOError
 from contrailmq.wire.header import Command
 from contrailmq.wire.pop_strings import encode_bits
 
@@ -84,6 +87,40 @@ def test_the_new_handle_acknowledges_also_with_the_start_of_the_old_batch(bench:
     bench.ack(longer)
     bench.passes(40_000)
     assert bodies(bench.popped()) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), StoreIOError("reading", Path("x"), OSError(5, "x"))]
+)
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_a_message_whose_reading_failed_comes_again_when_it_can_be_read(
+    bench: PopBench, caplog: pytest.LogCaptureFixture, error: Exception, is_cold: bool
+) -> None:
+    """A read error of a moment (read-error alone, seed 1 of two minutes): nobody looked at the message any more."""
+
+    read, lookup, resident = bench.store.read_units, bench.store.lookup_sound, bench.store.is_resident
+
+    def fail(*_args: object) -> NoReturn:
+        raise error
+
+    def read_others(topic: str, *args: int) -> list[tuple[int, int, int]]:
+        return fail() if topic == "T" else read(topic, *args)
+
+    send(bench, "a")
+    bench.popped(invisibleTime=1000)
+    if is_cold:
+        bench.store.lookup_sound, bench.store.is_resident = fail, lambda place: False
+    else:
+        bench.store.read_units = read_others
+    bench.passes(1100)
+    wait(bench.pop.reviving._reading.values())
+    bench.passes(5000, step_ms=100)
+    wait(bench.pop.reviving._reading.values())
+    bench.store.read_units, bench.store.lookup_sound, bench.store.is_resident = read, lookup, resident
+    assert "messages whose invisible time is over stay where they are" in caplog.text
+    bench.passes(10_000, step_ms=100)
+    (again,) = bench.popped()
+    assert (again.body, again.message.reconsume_times) == (b"a", 1)
 
 
 def test_what_is_never_acknowledged_becomes_a_dead_letter(bench: PopBench) -> None:

@@ -118,6 +118,17 @@ PROCESSES: Final = (
 # What was found in the package, how, and the test that shows it mended, or the commit.
 FOUND: Final[tuple[tuple[str, str], ...]] = (
     (
+        "a start set a delay level back to the end of its queue, which a power cut had shortened, and did not save "
+        "that: after the next kill the level stood beyond a retry that had come meanwhile, and it was lost (seed 136 "
+        "of ten minutes, masters-kill and sync-error)",
+        "tests/broker/test_level_journal.py::test_a_level_that_a_start_set_back_passes_over_nothing_after_a_kill",
+    ),
+    (
+        "a message that was due to come again by POP while its queue could not be read was looked at by nobody until "
+        "the next start: the error took it out of the table of what is due (read-error alone, seed 1 of two minutes)",
+        "tests/broker/test_pop.py::test_a_message_whose_reading_failed_comes_again_when_it_can_be_read",
+    ),
+    (
         "an acknowledgement by POP of a FIFO group was confirmed and had no effect: the member had asked again with "
         "its attempt id, and when it had its messages, the pop that it no longer waited for was served too, which made "
         "its handles void (seed 330 of ten minutes, reset)",
@@ -219,12 +230,14 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "ce67d89",
     ),
 )
-EXPLAINED: Final[tuple[int, ...]] = ()  # seeds of the saved runs that failed, each with what FOUND says of it
+EXPLAINED: Final[tuple[int, ...]] = (641,)  # seeds of the saved runs that failed, as NOT_COVERED says
 FLUSHES: Final = ("SYNC_FLUSH", "ASYNC_FLUSH")
 NOT_COVERED: Final = (
-    "Long runs of the package as it is now: `make simulate SEEDS=1000` has not been run to its end, and each kind of "
-    "fault by itself (`python -m simulation.runs --each`) only in the few seeds of table R, not the long tests of "
-    "tests/simulation.",
+    "Long runs of the package as it is now: the seeds above were run over a day in which what they found was mended "
+    "(table: package at); those that had failed were run again. 20,000 seeds have not been run.",
+    "A slave that is made the master while its master's clock is behind: it takes timers and messages of POP that were "
+    "stored since the clock was set back for delivered (docs/replication.md). This is a fault of the package, not "
+    "mended yet; seed 641 of ten minutes shows it.",
     "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
     "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
     "while a broker runs; `flip` turns bits of bodies only.",
@@ -289,8 +302,9 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "master while that is gone (`enableSlaveActingMaster`).",
         "",
         "The counts are of the newest runs alone. Before them, 144 seeds of ten minutes with 2,310 faults and 47,695",
-        "acknowledged messages ran on the package at commit dee55f4 (2026-11-18). Two failed, 123 and 131; what they",
-        "found is below, and mended. The machine was busy with other work this time, which makes CPU time longer.",
+        "acknowledged messages ran on the package at commit dee55f4 (2026-11-18). Two failed, 123 and 131. Of seeds 1",
+        "to 646 seven failed at first (f98b9b6): 71, 136, 307, 330 and 412 showed faults of the package, 487 one of",
+        "the checker, all mended and run again; 641 shows one that is known (Not covered).",
         "",
         "| | |",
         "|---|---|",
@@ -400,7 +414,7 @@ def _found(seeds: list[dict[str, Any]]) -> list[str]:
     failed = [str(one["seed"]) for one in seeds if one["problems"]]
     unknown = [number for number in failed if int(number) not in EXPLAINED]
     known = [number for number in failed if int(number) in EXPLAINED]
-    said = f"Seeds {', '.join(known)} failed, as is said above." if known else ""
+    said = f"Failed by a fault that is known and not mended (below): {', '.join(known)}." if known else ""
     said = said or ("" if failed else "None of the seeds that are counted above failed.")
     if unknown:
         said += f" Open: of {', '.join(unknown)} it is not known yet whether the package or the checker is wrong."

@@ -11,7 +11,9 @@ log: a topic that was deleted and made again holds others there. What is gone is
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Final
 
 from contrailmq._faults import LastingFault
@@ -33,7 +35,7 @@ from contrailmq.message import (
     pop_retry_topic,
     pop_retry_topic_v2,
 )
-from contrailmq.store import TIMER_REQUESTS, PutStatus
+from contrailmq.store import TIMER_REQUESTS, PutStatus, StoreError
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -74,16 +76,28 @@ class Reviving:
     def tick(self, now_ms: int) -> bool:
         """Revive a portion of what is due by steady time; whether there is more."""
         for checkpoint in [one for one, future in self._reading.items() if future.done()]:
-            self._revive(checkpoint, self._reading.pop(checkpoint).result(), now_ms)
+            self._attempt(checkpoint, self._reading.pop(checkpoint).result, now_ms)
         if len(self._reading) >= READING_MAX:
             return True
         count = 0
         for checkpoint in self._in_flight.due(now_ms, PORTION):
             count += 1
-            found = self._find(checkpoint)
-            if found is not None:
-                self._revive(checkpoint, found, now_ms)
+            self._attempt(checkpoint, partial(self._find, checkpoint), now_ms)
         return count == PORTION or bool(self._reading)
+
+    def _attempt(self, checkpoint: Checkpoint, find: Callable[[], Found | None], now_ms: int) -> None:
+        """What fails is due again later: it is in the hands of nobody else."""
+        try:
+            found = find()
+            if found is None:
+                return  # a worker reads
+            self._revive(checkpoint, found, now_ms)
+        except (StoreError, OSError) as exc:
+            self._refused.goes_on(str(exc))
+        except BaseException:
+            self._postpone(checkpoint, now_ms)
+            raise
+        self._postpone(checkpoint, now_ms)
 
     def first_due_ms(self) -> int | None:
         """Since when something is due that has not come again, or when the first one will be."""
@@ -146,6 +160,9 @@ class Reviving:
             for offset in settled:
                 self._in_flight.settle(queue, offset)
             self._node.after_append(wants_flush=self._store.config.is_sync_flush)
+
+    def _postpone(self, checkpoint: Checkpoint, now_ms: int) -> None:
+        """What is left of it, if anything, did not come again."""
         if checkpoint.left:
             self._refusals.setdefault(checkpoint, checkpoint.due_ms)
             checkpoint.tries += 1
