@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -17,8 +18,10 @@ from contrailmq import (
     Producer,
     PushConsumer,
     StoredMessage,
+    aio,
 )
 from contrailmq.client import OffsetPlace
+from contrailmq.client.errors import BrokerNotFoundError
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
 
@@ -194,3 +197,23 @@ def test_a_pull_consumer_seeks_to_a_time_and_hears_of_new_queues(
         admin.create_topic(name, queues=4)
         assert wait_until(lambda: told == [3, 4])
     assert bodies == BODIES * 2
+
+
+def test_a_broker_that_went_away_before_its_topic_was_changed_is_named(own_cluster: LocalCluster) -> None:
+    """It answered what it has, and the route that was looked at next lacked it (seed 886 of ten minutes)."""
+
+    async def change() -> None:
+        async with aio.Admin(namesrv=own_cluster.namesrv) as admin:
+            await admin.create_topic("Left", queues=1)
+            answers = [await admin.masters(), {}]
+
+            async def masters(**_: object) -> dict[str, str]:
+                return answers.pop(0) if answers else {}
+
+            admin.masters = masters  # type: ignore[method-assign]
+            await admin.update_topic("Left", read_queues=2, write_queues=2)
+
+    with pytest.raises(BrokerNotFoundError, match="broker-0"):
+        asyncio.run(change())
+    with Admin(namesrv=own_cluster.namesrv) as admin:
+        assert admin.topic_holders("Left")["broker-0"].write_queue_nums == 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from contrailmq.client.admin.admin_session import AdminSession
-from contrailmq.client.errors import ClientError, number
+from contrailmq.client.errors import BrokerNotFoundError, ClientError, number
 from contrailmq.client.transport.routes import subscribe_queues
 from contrailmq.message import MessageQueue, check_topic, is_system_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable
@@ -122,9 +122,11 @@ class AdminTopics(AdminSession):
         }
         given = {name: value for name, value in changes.items() if value is not None}
         changed = {name: msgspec.structs.replace(config, **given) for name, config in held.items()}
+        masters = await self.masters(broker=broker, cluster=cluster)
+        if gone := sorted(changed.keys() - masters.keys()):  # since they were asked; nothing is changed yet
+            raise BrokerNotFoundError(", ".join(gone))
         if order is not None or write_queues is not None:
             await self._keep_order(topic, await self.topic_holders(topic) | changed)
-        masters = await self.masters(broker=broker, cluster=cluster)
         for name, config in changed.items():
             await self._put_topic(masters[name], config, attributes)
         return changed
