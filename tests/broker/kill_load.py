@@ -122,6 +122,7 @@ class Diary:
         self.commits: dict[tuple[str, int], list[Commit]] = {}  # (group, queue) -> those that were answered, in order
         self.commits_tried: dict[tuple[str, int], int] = {}  # (group, queue) -> the last
         self.consumed: set[str] = set()
+        self.refused: dict[str, float] = {}  # value -> monotonic seconds when its consumer last handed it back
         self.out_of_order: list[str] = []
         self._lock = threading.Lock()
 
@@ -271,6 +272,7 @@ class Load:
         for message in messages:
             value = value_of(message.body)
             if kind_of(value) == "doomed" or not message.reconsume_times:
+                self.diary.refused |= {value_of(one.body): time.monotonic() for one in messages}
                 raise ValueError("again, please")
             self.diary.consumed.add(value)
 

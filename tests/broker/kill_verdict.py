@@ -37,8 +37,8 @@ from contrailmq.store import MessageStore, StoreConfig
 
 REPEATED_MS: Final = 200  # docs/crashes.md: how old may be what a kill repeats, and a commit that it takes
 # How old may be what the pool takes. It commits every 200 ms, by a thread that is late where more processes run than
-# there are processors (300 ms late was seen); a pool that does not commit loses all of a life, which is longer.
-POOL_MS: Final = 2000
+# there are processors; a pool that does not commit loses all of a life, which is longer.
+POOL_MS: Final = 1000
 STAMP_MS: Final = 2  # of two clocks that are both cut to milliseconds
 NEVER_MS: Final = 2**62
 
@@ -188,12 +188,15 @@ class Judge:
         return kind_of(value) in self._pool_may_lose and age_ms is not None and age_ms <= POOL_MS
 
     def _age_ms(self, value: str) -> float | None:
-        """At the first kill after it was sent, from when its answer was read; 0 when that was later than the kill."""
-        later = [kill for kill in self.verdict.kills if kill.decided_ms >= self.diary.tried[value]]
-        if not later:
-            return None
-        answered_s = self.diary.acknowledged[kind_of(value)][value].answered_s
-        return max((later[0].decided_s - answered_s) * 1000, 0.0)
+        """At the first kill after it was sent, from when its answer was read; 0 when that was later than the kill. Of
+        what its consumer handed back, the copy is what counts: it came to be then."""
+        refused_s = self.diary.refused.get(value)
+        if refused_s is None:
+            later = [kill for kill in self.verdict.kills if kill.decided_ms >= self.diary.tried[value]]
+            since_s = self.diary.acknowledged[kind_of(value)][value].answered_s
+        else:
+            later, since_s = [kill for kill in self.verdict.kills if kill.decided_s >= refused_s], refused_s
+        return max((later[0].decided_s - since_s) * 1000, 0.0) if later else None
 
     def look_at_commits(self, address: str, kill: Kill, note_time_ms: float) -> None:
         """What groups committed and the broker does not know; before they commit anything more."""

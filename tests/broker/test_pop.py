@@ -123,6 +123,25 @@ def test_a_message_whose_reading_failed_comes_again_when_it_can_be_read(
     assert (again.body, again.message.reconsume_times) == (b"a", 1)
 
 
+def test_an_error_of_ours_leaves_a_message_in_flight_too(bench: PopBench) -> None:
+    """The supervisor tells it; what was looked at meanwhile is due again."""
+    read = bench.store.read_units
+
+    def fail(topic: str, *args: int) -> list[tuple[int, int, int]]:
+        if topic == "T":
+            raise ZeroDivisionError
+        return read(topic, *args)
+
+    send(bench, "a")
+    bench.popped(invisibleTime=1000)
+    bench.store.read_units = fail
+    with pytest.raises(ZeroDivisionError):
+        bench.passes(2000)
+    bench.store.read_units = read
+    bench.passes(3000)
+    assert bodies(bench.popped()) == ["a"]
+
+
 def test_what_is_never_acknowledged_becomes_a_dead_letter(bench: PopBench) -> None:
     send(bench, "a")
     deliveries = 0

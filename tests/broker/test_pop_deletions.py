@@ -218,29 +218,19 @@ def test_what_a_worker_read_of_a_topic_that_was_deleted_meanwhile_is_not_handed_
     bench.close()
 
 
+@pytest.mark.parametrize("is_made_again", [False, True])
 @pytest.mark.parametrize("how", ["no restart", "stop", "kill"])
-def test_a_group_that_is_deleted_with_its_offsets_begins_anew(tmp_path: Path, how: str) -> None:
+def test_a_group_that_is_deleted_with_its_offsets_begins_anew(tmp_path: Path, how: str, is_made_again: bool) -> None:
     bench = made(tmp_path)
     send(bench, *OLD)
     assert bodies(bench.popped(invisibleTime=HOUR_MS, maxMsgNums=4)) == OLD[:4]
     bench.passes(6000)
     delete_group(bench, with_offsets=True)
+    if is_made_again:
+        bench.node.group_to_read("g")
     if how != "no restart":
         bench = again(tmp_path, bench, how)
     assert bench.pop.in_flight.messages == 0
-    assert bodies(bench.popped()) == OLD
-    bench.close()
-
-
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_group_that_is_made_again_before_a_restart_begins_anew(tmp_path: Path, how: str) -> None:
-    bench = made(tmp_path)
-    send(bench, *OLD)
-    assert bodies(bench.popped(invisibleTime=HOUR_MS, maxMsgNums=4)) == OLD[:4]
-    bench.passes(6000)
-    delete_group(bench, with_offsets=True)
-    bench.node.group_to_read("g")
-    bench = again(tmp_path, bench, how)
     assert bodies(bench.popped()) == OLD
     bench.close()
 

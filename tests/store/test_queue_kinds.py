@@ -5,22 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from test_batch_queues import SMALL
 
 from contrailmq.message import Message
 from contrailmq.store import Drive, GetStatus, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.recovery.queue_kinds import unify_queues
 from replica_trial import queue_files
 
-SMALL: dict[str, Any] = {
-    "mapped_file_size_commit_log": 16 * 1024,
-    "mapped_file_size_consume_queue": 400,
-    "mapper_file_size_batch_consume_queue": 46 * 4,
-    "max_hash_slot_num": 50,
-    "max_index_num": 120,
-}
 TOPICS = frozenset({"Batch"})
 KINDS = {"singles": "ssssssssssssssssssssssssssssss", "inner first": "bssbsssbss", "single first": "sbsssbbsssss"}
 

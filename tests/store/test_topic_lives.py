@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from test_batch_queues import SMALL
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
@@ -18,13 +18,6 @@ from contrailmq.message import Message
 from contrailmq.store import MessageStore, PutStatus, StoreConfig, StoreView, rebuild_store, verify_store
 from replica_trial import queue_files
 
-SMALL: dict[str, Any] = {
-    "mapped_file_size_commit_log": 16 * 1024,
-    "mapped_file_size_consume_queue": 400,
-    "mapper_file_size_batch_consume_queue": 46 * 4,
-    "max_hash_slot_num": 50,
-    "max_index_num": 120,
-}
 ORDINARY, BATCH = "consumequeue", "batchconsumequeue"
 KINDS = [ORDINARY, BATCH]
 IDS = {ORDINARY: "ordinary", BATCH: "batch"}

@@ -87,17 +87,17 @@ class Reviving:
 
     def _attempt(self, checkpoint: Checkpoint, find: Callable[[], Found | None], now_ms: int) -> None:
         """What fails is due again later: it is in the hands of nobody else."""
+        is_read = True
         try:
             found = find()
-            if found is None:
-                return  # a worker reads
-            self._revive(checkpoint, found, now_ms)
+            is_read = found is not None  # else by a worker
+            if found is not None:
+                self._revive(checkpoint, found, now_ms)
         except (StoreError, OSError) as exc:
             self._refused.goes_on(str(exc))
-        except BaseException:
-            self._postpone(checkpoint, now_ms)
-            raise
-        self._postpone(checkpoint, now_ms)
+        finally:
+            if is_read:
+                self._postpone(checkpoint, now_ms)
 
     def first_due_ms(self) -> int | None:
         """Since when something is due that has not come again, or when the first one will be."""
