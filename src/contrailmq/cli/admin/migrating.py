@@ -224,15 +224,20 @@ def _groups(broker: BrokerFacts) -> Iterator[Finding]:
 
 def _waiting(broker: BrokerFacts) -> Iterator[Finding]:
     """Timers are in files that carry over, but those of a broker that stands still are late: said, not hidden."""
-    behind = sum(_number(broker.figures.get(key)) for key in ("timerReadBehind", "timerOffsetBehind"))
-    if broker.settings.get("timerWheelEnable", "true") == "true" and behind > 0:
-        yield Finding(
-            Urgency.FIRST,
-            "timers",
-            broker.where,
-            f"the timer wheel is {behind:,} behind: what it has not read yet is read from its topic after the move",
-            "wait until `contrailmq admin broker status` shows timerReadBehind 0 before the broker is stopped",
-        )
+    if broker.settings.get("timerWheelEnable", "true") != "true":
+        return
+    late_s = _number(broker.figures.get("timerReadBehind"))
+    behind = _number(broker.figures.get("timerOffsetBehind"))
+    if late_s > 0:
+        text = f"the timer wheel is {late_s:,} s late: what is due already is delivered after the move"
+        yield Finding(Urgency.FIRST, "timers", broker.where, text, _wait_for("timerReadBehind"))
+    if behind > 0:
+        text = f"not in the timer wheel yet: {counted(behind, 'message')} of its topic, to be read after the move"
+        yield Finding(Urgency.FIRST, "timers", broker.where, text, _wait_for("timerOffsetBehind"))
+
+
+def _wait_for(figure: str) -> str:
+    return f"wait until `contrailmq admin broker status` shows {figure} 0 before the broker is stopped"
 
 
 def _number(text: str | None) -> int:
