@@ -17,7 +17,7 @@ import pytest
 from broker.pop_bench import PopBench, Popped
 from broker.test_pop import bodies, send, stored
 from contrailmq.message import SystemTopic
-from contrailmq.store import AppendResult, truncate_store
+from contrailmq.store import AppendResult, decode_checkpoint, encode_checkpoint, truncate_store
 from contrailmq.store.base.clock import ManualClock
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -214,6 +214,29 @@ def test_what_cannot_come_again_yet_is_not_done_for_whoever_reads_the_log_alone(
     (tmp_path / "store" / "config" / "pop.json").unlink(missing_ok=True)
     bench = again(tmp_path, bench)
     assert sorted(bodies(drained(bench))) == ["a", "b"]
+    bench.close()
+
+
+def test_what_a_slave_that_stood_in_handed_elsewhere_comes_again_when_it_is_made_the_master(tmp_path: Path) -> None:
+    """Its timer went on, but the copies of POP's records went to another group, which has no use for them."""
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b", "c", "d")
+    a, _, _ = bench.popped(invisibleTime=4000, maxMsgNums=3)
+    bench.ack(a)
+    bench.passes(2000)
+    (d,) = bench.popped(invisibleTime=4000)
+    bench.passes(2500)  # the first three were delivered here
+    assert any(bench.store.max_offset(bench.pop.log.topic, queue_id) for queue_id in range(8))
+    bench.run(bench.saver.save("consumerOffset.json"))
+    bench.timers.timer.flush(bench.clock.now_ms())
+    bench.kill()
+    (tmp_path / "store" / "config" / "pop.json").unlink(missing_ok=True)
+    path = tmp_path / "store" / "config" / "timercheck"
+    stood_in = decode_checkpoint(path.read_bytes())
+    bench.clock.advance(20_000)
+    path.write_bytes(encode_checkpoint(stood_in._replace(read_time_ms=bench.clock.now_ms())))
+    bench = again(tmp_path, bench)
+    assert sorted(bodies(drained(bench))) == ["b", "c", d.message.body.decode()]
     bench.close()
 
 

@@ -204,6 +204,13 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "tests/broker/test_pop_restarts.py::test_a_picture_that_knows_what_a_power_failure_took_does_not_count",
     ),
     (
+        "messages of POP that were in flight did not come again when a slave was made the master: what its timer had "
+        "handed to another group while it stood in, or had not to do yet by its own clock, was taken for delivered "
+        "(seeds 641, 704 and 916 of ten minutes, switch)",
+        "tests/broker/test_pop_restarts.py::"
+        "test_what_a_slave_that_stood_in_handed_elsewhere_comes_again_when_it_is_made_the_master",
+    ),
+    (
         "a FIFO queue of POP waited by the wall clock: set back by an hour, its group got nothing for an hour, and set "
         "forward, somebody else got what a consumer still had (seed 42 of one minute, jump)",
         "tests/broker/test_pop_fifo.py::test_a_queue_waits_as_long_as_was_asked_whatever_is_done_to_the_wall_clock",
@@ -230,14 +237,10 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "ce67d89",
     ),
 )
-EXPLAINED: Final[tuple[int, ...]] = (641, 704, 916)  # seeds of the saved runs that failed, as NOT_COVERED says
 FLUSHES: Final = ("SYNC_FLUSH", "ASYNC_FLUSH")
 NOT_COVERED: Final = (
     "Long runs of the package as it is now: the seeds above were run over a day in which what they found was mended "
     "(table: package at); those that had failed were run again. 20,000 seeds have not been run.",
-    "A slave that is made the master while its master's clock is behind: it takes timers and messages of POP that were "
-    "stored since the clock was set back for delivered (docs/replication.md). This is a fault of the package, not "
-    "mended yet; seeds 641, 704 and 916 of ten minutes show it.",
     "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
     "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
     "while a broker runs; `flip` turns bits of bodies only.",
@@ -304,8 +307,8 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "The counts are of the newest runs alone. Before them, 144 seeds of ten minutes with 2,310 faults and 47,695",
         "acknowledged messages ran on the package at commit dee55f4 (2026-11-18). Two failed, 123 and 131. Of seeds 1",
         "to 646 seven failed at first (f98b9b6): 71, 136, 307, 330 and 412 showed faults of the package, 487 one of",
-        "the checker, all mended and run again, as was 886, an error of the admin client; 641, 704 and 916 show one",
-        "that is known (Not covered).",
+        "the checker, all mended and run again, as were 641, 704 and 916, faults of POP after a switch, and 886, an",
+        "error of the admin client.",
         "",
         "| | |",
         "|---|---|",
@@ -413,12 +416,9 @@ def _until_found(line: dict[str, Any], usual: str) -> str:
 
 def _found(seeds: list[dict[str, Any]]) -> list[str]:
     failed = [str(one["seed"]) for one in seeds if one["problems"]]
-    unknown = [number for number in failed if int(number) not in EXPLAINED]
-    known = [number for number in failed if int(number) in EXPLAINED]
-    said = f"Failed by a fault that is known and not mended (below): {', '.join(known)}." if known else ""
-    said = said or ("" if failed else "None of the seeds that are counted above failed.")
-    if unknown:
-        said += f" Open: of {', '.join(unknown)} it is not known yet whether the package or the checker is wrong."
+    said = "None of the seeds that are counted above failed."
+    if failed:
+        said = f"Open: of {', '.join(failed)} it is not known yet whether the package or the checker is wrong."
     said += (
         " With earlier plans three seeds failed through settings of the trials, which were changed: a full disk took "
         "the oldest log files by force (13 and 14), and a half message was given up before its producer could be known "

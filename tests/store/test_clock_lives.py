@@ -58,8 +58,8 @@ class World:
         self.tolerance_ms = ROUNDED_MS
         self.start()
 
-    def start(self) -> None:
-        self.store_clock = StoreClock(self.clock, ClockFile(self.files, self.root))
+    def start(self, *, is_slave: bool = False) -> None:
+        self.store_clock = StoreClock(self.clock, ClockFile(self.files, self.root), is_slave=is_slave)
         last_ms = self.records[-1][1] if self.records else 0
         self.store_clock.opened(threading.Lock(), lambda: len(self.records), last_store_time_ms=last_ms)
 
@@ -180,6 +180,46 @@ def test_what_another_program_has_stored_since_is_taken_at_its_word(world: World
     world.pass_ms(2000)
     world.start()
     assert world.ages_off_ms() == [0, 0]
+
+
+@pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
+def test_a_slave_takes_its_masters_records_at_their_word_whatever_is_done_to_its_own_clock(
+    world: World, is_clean: bool
+) -> None:
+    """Made the master it would otherwise take them for older, or younger, by what its own clock was off meanwhile."""
+
+    def copy() -> None:
+        world.records.append((len(world.records), START_MS + world.measure_ms, world.measure_ms))
+
+    world.put()  # as a master
+    world.jump(-HOUR_MS)
+    world.store_clock.look()
+    world.put()
+    world.end(is_clean=is_clean)
+    world.jump(HOUR_MS)
+    for jump_ms in (HOUR_MS, -HOUR_MS):  # two lives as a slave, in each of which its clock is set and set right
+        world.pass_ms(2000)
+        world.start(is_slave=True)
+        copy()
+        for step_ms in (jump_ms, -jump_ms):
+            world.jump(step_ms)
+            world.store_clock.look()
+            world.pass_ms(1000)
+            copy()
+        world.end(is_clean=is_clean)
+    world.start()
+    assert all(abs(off_ms) <= ROUNDED_MS for off_ms in world.ages_off_ms())
+    assert [world.store_clock.ahead_ms(offset) for offset, _, _ in world.records] == [0, -HOUR_MS, *[0] * 6]
+
+
+def test_a_slave_doubts_a_jump_forward_as_a_master_does(world: World) -> None:
+    world.start(is_slave=True)
+    world.records.append((0, START_MS, 0))
+    world.jump(20 * HOUR_MS)
+    world.store_clock.look()
+    world.pass_ms(1000)
+    world.start(is_slave=True)
+    assert world.store_clock.doubted_ms() == 20 * HOUR_MS
 
 
 @pytest.mark.parametrize("data", [b"", b"00000000{}", b"\xff" * 50, b'93afb1ed{"boot_id":"x"}'])

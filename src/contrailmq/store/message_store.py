@@ -100,7 +100,7 @@ class MessageStore:
             config = self.config = config.resolved(self.files)
         except OSError as exc:
             raise StoreIOError("looking at the store", config.path, exc) from exc
-        self.store_clock = StoreClock(self.clock, ClockFile(self.files, config.path))
+        self.store_clock = StoreClock(self.clock, ClockFile(self.files, config.path), is_slave=config.is_slave)
         self.stats = StoreStats(self.store_clock.steady_ms(), self.files.mapped)
         parts = self._parts = build_parts(
             config,

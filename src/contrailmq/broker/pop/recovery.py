@@ -10,9 +10,12 @@ somebody else has revived messages since: Apache's broker moves the offset of it
 and the picture knows what we had committed. Without a picture (Apache's store, a slave that became a master) the log
 says it all:
 
-    not delivered by the timer yet                         in flight, less its acknowledgements
+    with the timer, and not in the revive log              in flight, less its acknowledgements
     in the revive log behind the group's committed offset  in flight, less its acknowledgements
     in the revive log up to it                             done
+
+How far the timer has come says nothing of this: a slave that stood in for its master hands what is due to others,
+and its timer goes on. Only of what was due before the last WINDOW records of a revive queue nobody looks for the copy.
 
 A topic may have been deleted and made again. Its checkpoints in the log before the deletion, and its positions in a
 picture of before, do not count (node.deleted knows where the log ended then). Of a group that was deleted with its
@@ -196,16 +199,25 @@ class Recovery:
 
     def _take_log(self) -> None:
         read_ms = self._timer_read_ms()
+        before_window_ms: dict[int, int] = {}  # revive queue -> the copies of what was due before are not looked at
         for number in range(self._log.queues):
             committed = self._committed(number)
             first = max(committed - WINDOW, 0) if read_ms else 0
+            is_cut = first > self._store.min_offset(self._log.topic, number)
             for message in self._records(self._log.topic, number, first):
+                if is_cut and number not in before_window_ms:
+                    before_window_ms[number] = self._out_ms(message)
                 self._apply(message, number, is_done=message.queue_offset <= committed)
         for message in self._records(SystemTopic.TIMER, 0, 0):
             if message.properties.get(Property.REAL_TOPIC) == self._log.topic:
-                out_ms = _number(message.properties.get(Property.TIMER_OUT_MS))
-                out_ms -= self._clock.ahead_ms(message.physical_offset)  # the wheel goes by steady time
-                self._apply(message, _revive_queue_of(message), is_delivered=out_ms < read_ms)
+                number = _revive_queue_of(message)
+                is_delivered = self._out_ms(message) < min(before_window_ms.get(number, 0), read_ms)
+                self._apply(message, number, is_delivered=is_delivered)
+
+    def _out_ms(self, message: StoredMessage) -> int:
+        """When the timer delivers it; the wheel goes by steady time."""
+        out_ms = _number(message.properties.get(Property.TIMER_OUT_MS))
+        return out_ms - self._clock.ahead_ms(message.physical_offset)
 
     def _timer_read_ms(self) -> int:
         """Up to when the timer has delivered, as its file says; 0 if nobody knows."""

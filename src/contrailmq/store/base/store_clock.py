@@ -16,6 +16,9 @@ machine's own clock if the machine kept running, otherwise by the wall clock, bu
 wall clock is then MOVE_MS or more ahead, all steady times move by that much: waits keep their length, and `is_moved`
 tells the timer wheel. Records that the file does not cover (Apache's) are taken at their store time.
 
+A slave stores nothing itself: its records have their master's store times, and what is done to the slave's own clock
+says nothing about them. So it begins no stretches, and its notes end where its copies begin (`log_end`).
+
 A jump forward is doubted for DOUBT_MS, also across a restart: files do not expire by it (`doubted_ms`, retention.py).
 Opening a store whose newest record is over a day old counts as such a jump. Time that a suspended machine slept is
 added at the next look. A look counts only if both clocks were read within READ_MS, or a pause would look like a jump.
@@ -49,13 +52,15 @@ _SLOW: Final = 2  # ms for each ms of store time, after a jump back
 class StoreClock:
     """Owner: MessageStore. `now_ms` belongs to whoever holds the log's lock; the others may be called by any thread."""
 
-    def __init__(self, clock: Clock, file: ClockFile | None = None) -> None:
+    def __init__(self, clock: Clock, file: ClockFile | None = None, *, is_slave: bool = False) -> None:
         """Without `file` every process starts afresh."""
         self.monotonic_ms = clock.monotonic_ms
         self._wall_ms = clock.now_ms
         self.slept_ms = clock.slept_ms
         self.boot_id = clock.boot_id
         self._file = file
+        self._is_slave = is_slave
+        self._copies_from = RUNNING  # log offset: what a slave has got from its master begins there
         self._known_sleep_ms = clock.slept_ms()
         self._base_ms = clock.now_ms() - clock.monotonic_ms()
         self._store_base_ms = self._base_ms  # store time - monotonic time, where the pace is the usual one
@@ -81,7 +86,10 @@ class StoreClock:
         self._stretches = (Stretch(0, wall_ms, wall_ms, 0, 1),)
         self._log_end, self.opened_at = log_end, log_end()
         jump_ms = 0 if notes is None else self._go_on_from(notes, wall_ms, last_store_time_ms)
-        self._begin(last_store_time_ms)
+        if self._is_slave:
+            self._begin_copies(notes, wall_ms)
+        else:
+            self._begin(last_store_time_ms)
         self._lock, self.opened_ms = lock, self.steady_ms()
         gap_ms = wall_ms - last_store_time_ms
         if gap_ms < 0:
@@ -120,8 +128,9 @@ class StoreClock:
     def _go_on_from(self, notes: ClockNotes, wall_ms: int, last_store_time_ms: int) -> int:
         """Continue the steady time of an earlier process; by how much the wall clock was set since."""
         end = self.opened_at
-        stretches = [stretch for stretch in notes.stretches if stretch.log_offset < end]
         is_foreign = RUNNING < notes.log_end < end
+        known_end = notes.log_end if is_foreign else end
+        stretches = [stretch for stretch in notes.stretches if stretch.log_offset < known_end]
         newest_ms = notes.stretches[-1].steady_ms
         if stretches and not is_foreign:
             newest_ms = _stored_ms(stretches[-1], last_store_time_ms)
@@ -144,8 +153,20 @@ class StoreClock:
         self.is_moved = notes.is_moved or moved_ms != 0
         return ahead_ms - notes.ahead_ms
 
+    def _begin_copies(self, notes: ClockNotes | None, wall_ms: int) -> None:
+        """From here on the records are the master's, and are taken at their store time."""
+        self._copies_from = self.opened_at
+        if notes is not None and RUNNING < notes.log_end < self.opened_at:
+            self._copies_from = notes.log_end  # their stretch was begun with the notes
+        else:
+            self._stretches = (*self._stretches, Stretch(self._copies_from, wall_ms, wall_ms, 0, 1))
+        self._offsets = [one.log_offset for one in self._stretches]
+        self._store_base_ms = self._base_ms + self._ahead_ms
+
     def _note(self, log_end: int = RUNNING) -> None:
         """Have the file say what the next process has to know. OSError: `keep` tries again."""
+        if self._is_slave:
+            log_end = self._copies_from
         if self._file is not None:
             boot_base_ms = self._base_ms - self._known_sleep_ms
             self._file.note(
@@ -186,7 +207,8 @@ class StoreClock:
             if not self._is_news(ahead_ms):
                 return self.steady_ms()  # the machine has slept, or another thread was quicker
             jump_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
-            self._begin(self.now_ms())
+            if not self._is_slave:
+                self._begin(self.now_ms())
             self._doubt(jump_ms)
             self._note_or_tell()
         if abs(jump_ms) >= STEP_MS:
