@@ -131,10 +131,3 @@ async def serving(
             with contextlib.suppress(ConnectionError):
                 await slave.writer.wait_closed()
         master.workers.shutdown()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Let the loop run until something is so."""
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110  nothing tells of it
-            await asyncio.sleep(0)

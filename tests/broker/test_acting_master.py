@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.harness import send_fields
-from broker.test_slave_end_to_end import broker, until
+from broker.test_slave_end_to_end import broker
 from contrailmq.broker import server as server_module
 from contrailmq.broker.cluster import escape as escape_module
 from contrailmq.broker.cluster import registration as registration_module
@@ -36,6 +36,7 @@ from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.bodies import TopicRouteData, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until_async
 
 pytestmark = pytest.mark.servers
 
@@ -107,11 +108,11 @@ class Cluster:
         master = self.brokers["a"].store
         for name in slaves:
             store = self.brokers[name].store
-            await until(lambda store=store: store.dispatched_offset == master.dispatched_offset > 0)  # type: ignore[misc]
-            await until(lambda name=name: "T" in self.brokers[name].node.topics)  # type: ignore[misc]
+            await until_async(lambda store=store: store.dispatched_offset == master.dispatched_offset > 0)  # type: ignore[misc]
+            await until_async(lambda name=name: "T" in self.brokers[name].node.topics)  # type: ignore[misc]
 
     async def acts(self, name: str) -> None:
-        await until(lambda: self.brokers[name].node.duty is Duty.ESCAPE)
+        await until_async(lambda: self.brokers[name].node.duty is Duty.ESCAPE)
 
     def bodies(self, name: str) -> Counter[bytes]:
         """What consumers find at a broker, and how often."""
@@ -178,15 +179,15 @@ def test_what_is_due_arrives_through_another_group_once_and_not_again_from_the_m
             shown = {data.broker_name: data.broker_addrs for data in found.broker_datas}
             assert shown["a"] == {0: made.brokers["a1"].address}
             assert {data.broker_name: data.perm for data in found.queue_datas} == {"a": 4, "b": 6}
-            await until(lambda: made.bodies("b") == Counter([b"level", b"timer"]))
+            await until_async(lambda: made.bodies("b") == Counter([b"level", b"timer"]))
             assert made.bodies("a1") == Counter()
             master = await made.start("a")
             assert master.node.duty is Duty.DELIVER
-            await until(lambda: made.brokers["a1"].node.duty is Duty.FOLLOW)
+            await until_async(lambda: made.brokers["a1"].node.duty is Duty.FOLLOW)
             assert master.delay.offsets[1] == 1
             await made.send("a", b"after", LEVEL)
-            await until(lambda: made.bodies("a")[b"after"] == 1)
-            await until(lambda: master.timers.timer.behind_messages() == 0 and made.waiting("a") == 1)
+            await until_async(lambda: made.bodies("a")[b"after"] == 1)
+            await until_async(lambda: master.timers.timer.behind_messages() == 0 and made.waiting("a") == 1)
             assert made.delivered("a", "b") == Counter([b"level", b"timer", b"after"])
 
     asyncio.run(work())
@@ -204,7 +205,7 @@ def test_without_another_group_it_stands_still_says_so_and_the_master_delivers(
             await made.kill("a")
             await made.acts("a1")
             slave = made.brokers["a1"]
-            await until(lambda: bool(slave.escape.standstill))
+            await until_async(lambda: bool(slave.escape.standstill))
             assert "no master of another group that takes messages of topic T is known" in slave.escape.standstill
             said = (await made.ha_status())[1]
             assert said is not None
@@ -212,8 +213,8 @@ def test_without_another_group_it_stands_still_says_so_and_the_master_delivers(
             lines = [record.message for record in caplog.records if "what is due waits" in record.message]
             assert len(lines) == 1, "one line a minute"
             master = await made.start("a")
-            await until(lambda: made.bodies("a") == Counter([b"level", b"timer"]))
-            await until(lambda: slave.node.duty is Duty.FOLLOW)
+            await until_async(lambda: made.bodies("a") == Counter([b"level", b"timer"]))
+            await until_async(lambda: slave.node.duty is Duty.FOLLOW)
             assert slave.escape.escaped == 0
             assert made.waiting("a") == 0
             assert master.delay.undeliverable == 0
@@ -233,7 +234,7 @@ def test_without_the_setting_nobody_stands_in_and_without_escape_it_stands_still
             await made.kill("a")
             await made.acts("a1")
             slave = made.brokers["a1"]
-            await until(lambda: "enableRemoteEscape=false" in slave.escape.standstill)
+            await until_async(lambda: "enableRemoteEscape=false" in slave.escape.standstill)
             assert slave.delay.offsets.get(1, 0) == 0
             await made.brokers.pop("a1").stop()
             plain = await made.start("a1", enableSlaveActingMaster="false")
@@ -262,10 +263,10 @@ def test_a_master_that_returns_while_messages_escape_goes_on_after_them(
             await made.in_step("a1")
             await made.kill("a")
             await made.acts("a1")
-            await until(lambda: made.brokers["a1"].escape.escaped > 5)
+            await until_async(lambda: made.brokers["a1"].escape.escaped > 5)
             await made.start("a")
-            await until(lambda: set(made.delivered("a", "b")) == set(wanted))
-            await until(lambda: made.waiting("a") == 0)
+            await until_async(lambda: set(made.delivered("a", "b")) == set(wanted))
+            await until_async(lambda: made.waiting("a") == 0)
             assert sum(made.bodies("b").values()) > 5
             repeated = made.delivered("a", "b") - wanted
             # On a busy machine one tick of the timers may not be handed over in time: it has 15 of them at most.
@@ -291,12 +292,12 @@ def test_an_acting_slave_that_is_killed_goes_on_where_it_was(tmp_path: Path, mon
             kills = 0
             while sum(made.bodies("b").values()) < 60:
                 before = sum(made.bodies("b").values())
-                await until(lambda before=before: sum(made.bodies("b").values()) >= min(before + 15, 60))  # type: ignore[misc]
+                await until_async(lambda before=before: sum(made.bodies("b").values()) >= min(before + 15, 60))  # type: ignore[misc]
                 await made.kill("a1")
                 await made.start("a1")
                 kills += 1
             await made.acts("a1")
-            await until(lambda: set(made.bodies("b")) == set(wanted))
+            await until_async(lambda: set(made.bodies("b")) == set(wanted))
             assert kills >= 2
             repeated = made.bodies("b") - wanted
             assert sum(repeated.values()) <= 2 * kills, "one of the level and one of the timers that were on their way"
@@ -325,7 +326,7 @@ def test_a_slave_that_was_cut_to_its_masters_log_stands_in_for_what_came_after(
             await made.in_step("a1")
             await made.kill("a")
             await made.acts("a1")
-            await until(lambda: made.bodies("b") == Counter(lost))
+            await until_async(lambda: made.bodies("b") == Counter(lost))
             shutil.rmtree(tmp_path / "a")
             shutil.move(tmp_path / "earlier", tmp_path / "a")
             await made.start_idle()
@@ -337,7 +338,7 @@ def test_a_slave_that_was_cut_to_its_masters_log_stands_in_for_what_came_after(
             await made.in_step("a1")
             await made.kill("a")
             await made.acts("a1")
-            await until(lambda: set(new) <= set(made.bodies("b")))
+            await until_async(lambda: set(new) <= set(made.bodies("b")))
             assert made.bodies("b") == Counter(lost + new)
 
     asyncio.run(work())
@@ -354,16 +355,16 @@ def test_of_two_slaves_the_lowest_acts_and_the_next_when_that_one_dies(tmp_path:
             await made.kill("a")
             await made.acts("a1")
             assert made.brokers["a2"].node.duty is Duty.FOLLOW
-            await until(lambda: made.bodies("b") == Counter([b"one"]))
+            await until_async(lambda: made.bodies("b") == Counter([b"one"]))
             await made.kill("a1")
             await made.acts("a2")
-            await until(lambda: made.bodies("b")[b"two"] == 1)
+            await until_async(lambda: made.bodies("b")[b"two"] == 1)
             await made.start("a1")  # it is back, and the lowest again
             await made.acts("a1")
-            await until(lambda: made.brokers["a2"].node.duty is Duty.FOLLOW)
+            await until_async(lambda: made.brokers["a2"].node.duty is Duty.FOLLOW)
             assert set(made.bodies("b")) == {b"one", b"two"}
             await made.start("a")
-            await until(lambda: made.brokers["a1"].node.duty is Duty.FOLLOW)
+            await until_async(lambda: made.brokers["a1"].node.duty is Duty.FOLLOW)
             assert made.bodies("a") == Counter()
             offsets = made.brokers["a"].delay.offsets
             assert (offsets[1], offsets[2]) == (1, 1)
@@ -382,7 +383,7 @@ def test_consumers_lock_queues_and_commit_at_the_acting_slave_and_the_master_tak
                 await made.send("a", b"%d" % number)
             made.brokers["a"].node.groups.put(Group("g"))
             await made.in_step("a1")
-            await until(lambda: made.brokers["a1"].node.groups.get("g") is not None)
+            await until_async(lambda: made.brokers["a1"].node.groups.get("g") is not None)
             await made.kill("a")
             await made.acts("a1")
             slave = made.brokers["a1"].address
@@ -416,14 +417,14 @@ def test_consumers_stay_with_a_slave_that_stood_in_until_their_routes_name_the_m
             await made.acts("a1")
             slave = made.brokers["a1"]
             await made.start("a")
-            await until(lambda: slave.log_following is not None and slave.log_following.is_following)
-            await until(lambda: slave.slave_sync is not None and bool(slave.slave_sync.master))
+            await until_async(lambda: slave.log_following is not None and slave.log_following.is_following)
+            await until_async(lambda: slave.slave_sync is not None and bool(slave.slave_sync.master))
             slave.registration.register_soon()
             await made.in_step("a1")
             assert not slave.node.has_master
             monkeypatch.setattr(server_module, "ROUTES_MS", 0)
             slave.registration.register_soon()
-            await until(lambda: slave.node.has_master)
+            await until_async(lambda: slave.node.has_master)
 
     asyncio.run(work())
 
@@ -441,7 +442,7 @@ def test_a_master_that_is_not_online_refuses_clients_and_goes_on_when_its_dead_s
             slave = made.brokers["a1"]
             slave.handlers.restrict(frozenset(), "hangs")  # it is listed, and answers nothing of use
             starting = asyncio.ensure_future(made.start("a"))
-            await until(lambda: "is not online" in caplog.text)
+            await until_async(lambda: "is not online" in caplog.text)
             answer = await made.client.invoke(
                 f"127.0.0.1:{made.ports['a']}", RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"refused"
             )
@@ -449,7 +450,7 @@ def test_a_master_that_is_not_online_refuses_clients_and_goes_on_when_its_dead_s
             assert "asks its slaves how far they have come" in (answer.remark or "")
             await made.kill("a1")
             master = await starting
-            await until(lambda: master.node.duty is Duty.DELIVER)
+            await until_async(lambda: master.node.duty is Duty.DELIVER)
             await made.send("a", b"late")
             assert made.bodies("a") == Counter([b"early", b"late"])
 
@@ -499,8 +500,8 @@ def test_whoever_dies_and_returns_nothing_that_was_accepted_is_lost(tmp_path: Pa
             for name in ("b", "a1", "a2", "a"):
                 if name not in made.brokers:
                     await made.start(name)
-            await until(lambda: accepted <= set(made.delivered("a", "b")))
-            await until(lambda: made.waiting("a") == 0)
+            await until_async(lambda: accepted <= set(made.delivered("a", "b")))
+            await until_async(lambda: made.waiting("a") == 0)
             twice = sum((made.delivered("a", "b") - Counter(accepted)).values())
             print(f"{len(accepted)} messages, {twice} repetitions")
             assert set(made.delivered("a", "b")) == accepted

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.harness import send_fields
-from broker.test_slave_end_to_end import broker, until
+from broker.test_slave_end_to_end import broker
 from contrailmq.broker.cluster.replication import GroupMembers
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.server import BrokerServer
@@ -25,6 +25,7 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient
 from ha_slaves import Slave
+from waiting_for import until_async
 
 pytestmark = pytest.mark.servers
 
@@ -112,7 +113,7 @@ def test_a_stranger_is_closed_and_a_registered_slave_is_let_in_at_once(
             offset, body = await slave.block()
             assert offset == 0
             slave.report(len(body))
-            await until(lambda: made.master.replication.server.acknowledged.furthest == len(body))
+            await until_async(lambda: made.master.replication.server.acknowledged.furthest == len(body))
             status = await made.status()
             (info,) = status.ha_connection_info
             assert (info.slave_ack_offset, info.diff, info.in_sync) == (len(body), 0, True)
@@ -137,7 +138,7 @@ def test_a_sync_master_answers_when_its_slave_has_the_message(tmp_path: Path) ->
         async with group(tmp_path, **settings) as made:
             await made.register(1, "127.0.0.1:12345")
             slave = (await made.connect()).report(0)
-            await until(lambda: made.master.replication.server.acknowledged.furthest == 0)
+            await until_async(lambda: made.master.replication.server.acknowledged.furthest == 0)
             sending = made.sending(b"x")
             offset, body = await slave.block()
             while not made.master.store.durable_offset >= len(body):  # noqa: ASYNC110 - a thread of the store
@@ -161,7 +162,7 @@ def test_two_slaves_on_one_host_count_as_two_and_two_connections_of_one_do_not(t
             end = made.master.store.log_max_offset
             await made.register(1, "127.0.0.1:12345")
             one, again = (await made.connect()).report(end), (await made.connect()).report(end)
-            await until(
+            await until_async(
                 lambda: len(server.status()) == 2 and all(slave.acknowledged == end for slave in server.status())
             )
             assert server.acknowledged.count(end) == 1
@@ -189,7 +190,7 @@ def test_without_a_namesrv_this_machine_is_let_in(tmp_path: Path) -> None:
     async def work() -> None:
         async with group(tmp_path, with_namesrv=False) as made:
             slave = (await made.connect()).report(0)
-            await until(lambda: made.master.replication.server.acknowledged.furthest == 0)
+            await until_async(lambda: made.master.replication.server.acknowledged.furthest == 0)
             assert "is not of this machine" in await made.master.replication.members.admit("10.1.2.3")
             slave.close()
 
@@ -211,7 +212,7 @@ def test_a_stop_hands_the_rest_to_slaves_first(tmp_path: Path) -> None:
     async def work() -> None:
         async with group(tmp_path, with_namesrv=False) as made:
             slave = (await made.connect()).report(0)
-            await until(lambda: made.master.replication.server.acknowledged.furthest == 0)
+            await until_async(lambda: made.master.replication.server.acknowledged.furthest == 0)
             assert (await made.sending(b"x")).code == 0
             end = made.master.store.log_max_offset
             stopping = asyncio.create_task(made.master.stop())

@@ -21,6 +21,7 @@ from contrailmq import (
     TransactionState,
 )
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 
@@ -111,10 +112,7 @@ def test_a_transaction_is_visible_only_when_it_commits_by_itself_or_when_asked(c
         assert {asked.get(timeout=WAIT_S), asked.get(timeout=WAIT_S)} == {b"later commit", b"later rollback"}
         assert received.is_empty()
     transactions = cluster.broker().transactions
-    deadline = time.monotonic() + WAIT_S
-    while transactions.pending() and time.monotonic() < deadline:
-        threading.Event().wait(0.05)  # the last answer to a check is under way
-    assert transactions.pending() == {}
+    until(lambda: not transactions.pending(), "the last answer to a check has come", seen=transactions.pending)
 
 
 def test_a_restarted_producer_that_sends_nothing_is_asked_about_what_the_dead_one_left(cluster: LocalCluster) -> None:

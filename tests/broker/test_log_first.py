@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Bench
-from broker.test_log_following import FILE_BYTES, HEAD, MASTER, WAIT_S, Master, until
+from broker.test_log_following import FILE_BYTES, HEAD, MASTER, Master
 from contrailmq.broker.cluster import log_following
 from contrailmq.broker.cluster.log_following import LogFollowing
 from contrailmq.broker.cluster.master_link import MasterLink
 from contrailmq.broker.state.log_first import LogFirst
+from waiting_for import until_async
 
 PORTION_BYTES = 1000  # of the log; several records
 MESSAGES = 300
@@ -99,8 +100,7 @@ class Story:
             following.master_told(MASTER, "10.0.0.2:10912")
             task = asyncio.ensure_future(following.run())
             try:
-                async with asyncio.timeout(WAIT_S):
-                    await act()
+                await act()
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -123,7 +123,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 
 def test_nothing_is_dispatched_before_most_of_the_log_is_there_and_then_all_of_it(story: Story) -> None:
     story.link.script += story.portions(0, story.end)
-    story.play(lambda: until(story.is_copied))
+    story.play(lambda: until_async(story.is_copied))
     log_end, dispatched = story.marks[0]
     assert (dispatched, story.end - log_end <= FEW_BYTES) == (0, True)
 
@@ -133,10 +133,10 @@ def test_while_the_master_pauses_what_came_is_dispatched(story: Story) -> None:
 
     async def act() -> None:
         replica = story.slave.store.replica
-        await until(lambda: 0 < replica.end == story.slave.store.dispatched_offset and not story.link.script)
+        await until_async(lambda: 0 < replica.end == story.slave.store.dispatched_offset and not story.link.script)
         assert story.end - replica.end > FEW_BYTES, "it is far behind all the same"
         story.link.more(story.portions(0, story.end)[10:])
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act)
 
@@ -145,10 +145,10 @@ def test_when_the_connection_ends_on_the_way_what_came_is_dispatched(story: Stor
     story.link.script += story.portions(0, story.end)[:10]
 
     async def act() -> None:
-        await until(lambda: not story.link.script)
+        await until_async(lambda: not story.link.script)
         story.link.connection_lost(None)
         replica = story.slave.store.replica
-        await until(lambda: 0 < replica.end == story.slave.store.dispatched_offset)
+        await until_async(lambda: 0 < replica.end == story.slave.store.dispatched_offset)
         assert story.end - replica.end > FEW_BYTES
 
     story.play(act)
@@ -160,7 +160,7 @@ def test_what_waits_for_dispatch_is_bounded(story: Story) -> None:
     later = node.log_first._later
     node.log_first = LogFirst(node.store, later, backlog_bytes_max=bound)
     story.link.script += story.portions(0, story.end)
-    story.play(lambda: until(story.is_copied))
+    story.play(lambda: until_async(story.is_copied))
     backlog = max(log_end - dispatched for log_end, dispatched in story.marks)
     assert bound < backlog <= bound + 2 * PORTION_BYTES
 
@@ -170,7 +170,7 @@ def test_half_a_buffer_at_once_says_that_there_is_more(story: Story, monkeypatch
     monkeypatch.setattr(log_following, "BEHIND_BYTES", 1 << 30)
     monkeypatch.setattr(log_following, "BUFFER_BYTES", 2 * HEAD.size)
     story.link.script += story.portions(0, story.end)
-    story.play(lambda: until(story.is_copied))
+    story.play(lambda: until_async(story.is_copied))
     assert story.marks[0] == (story.end, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_slave_that_keeps_up_dispatches_each_portion(story: Story, monkeypatch
     monkeypatch.setattr(log_following, "BEHIND_BYTES", 1 << 30)
     portions = story.portions(0, story.end)
     story.link.script += portions
-    story.play(lambda: until(story.is_copied))
+    story.play(lambda: until_async(story.is_copied))
     assert max(log_end - dispatched for log_end, dispatched in story.marks) <= 2 * PORTION_BYTES
     assert len(story.marks) >= len(portions)
 
@@ -193,7 +193,7 @@ def test_a_slave_that_ends_before_it_dispatched_has_everything_after_its_next_st
     story.link.seems_ready = True
 
     async def act() -> None:
-        await until(lambda: not story.link.script)
+        await until_async(lambda: not story.link.script)
         assert story.slave.store.dispatched_offset == 0
         story.slave.node.is_accepting = False  # as a server that stops says
         if is_killed:

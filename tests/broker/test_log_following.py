@@ -19,10 +19,10 @@ from contrailmq.store import Files, MessageStore, StoreConfig
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command, Fields
+from waiting_for import LIMIT_S, until_async
 
 MASTER = "10.0.0.2:10911"
 FILE_BYTES = 16 * 1024
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
 HEAD = struct.Struct(">qi")
 REPORT = struct.Struct(">q")
 
@@ -60,7 +60,7 @@ class Master:
         self.connections.append(writer)
         listening = asyncio.ensure_future(self._hear(reader))
         try:
-            await until(lambda: bool(self.reports))
+            await until_async(lambda: bool(self.reports))
             at = self.reports[-1]
             if at == 0:
                 at = self.store.log_max_offset - self.store.log_max_offset % FILE_BYTES
@@ -146,7 +146,7 @@ class Story:
                 following.master_told(MASTER, address)
             task = asyncio.ensure_future(following.run())
             try:
-                async with asyncio.timeout(WAIT_S):
+                async with asyncio.timeout(2 * LIMIT_S):
                     await act(following, address)
             finally:
                 task.cancel()
@@ -179,15 +179,10 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     made.close()
 
 
-async def until(fact: Callable[[], bool]) -> None:
-    while not fact():  # noqa: ASYNC110 - what other tasks bring about
-        await asyncio.sleep(0.005)
-
-
 def follow_then_replace(story: Story) -> int:
     """A slave copies three messages; then another master has six others of the same size. Where the slave ends."""
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     story.master.bench.close()
     story.master = Master(story.path / "another")
     for body in b"xyzabc":
@@ -199,10 +194,10 @@ def test_a_slave_copies_what_is_there_and_what_comes_and_reports_it(story: Story
     story.master.put(5)
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(story.is_copied)
+        await until_async(story.is_copied)
         story.master.put(120)  # several files
-        await until(story.is_copied)
-        await until(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
+        await until_async(story.is_copied)
+        await until_async(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
         assert story.master.reports == sorted(story.master.reports)
         assert story.master.reports[0] == 0
         assert following.lag == (True, 0, 0)
@@ -217,9 +212,9 @@ def test_a_connection_that_breaks_anywhere_costs_nothing(story: Story) -> None:
     async def act(following: LogFollowing, address: str) -> None:
         for round_ in range(1, 6):
             story.master.put(10)
-            await until(lambda: story.slave.store.replica.end > round_ * 700)  # noqa: B023
+            await until_async(lambda: story.slave.store.replica.end > round_ * 700)  # noqa: B023
             story.master.hang_up()
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act)
 
@@ -231,9 +226,9 @@ def test_what_came_whole_before_a_wrong_block_is_in_the_queues_at_once(story: St
     story.master.repeats = True
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: story.slave.store.replica.end == story.master.store.log_max_offset)
-        await until(lambda: story.master.has_closed > 0)
-        await until(story.is_copied)
+        await until_async(lambda: story.slave.store.replica.end == story.master.store.log_max_offset)
+        await until_async(lambda: story.master.has_closed > 0)
+        await until_async(story.is_copied)
 
     story.play(act)
 
@@ -249,12 +244,12 @@ def test_a_master_that_is_back_at_its_old_address_is_followed_at_once(
     async def act(following: LogFollowing, address: str) -> None:
         story.master.is_gone = True
         following.master_told(MASTER, address)
-        await until(lambda: story.looked_again > 0)
+        await until_async(lambda: story.looked_again > 0)
         await asyncio.sleep(0)
         following.master_told("", "")
         story.master.is_gone = False
         following.master_told(MASTER, address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act, is_told=False)
 
@@ -264,10 +259,10 @@ def test_while_no_master_is_known_the_name_servers_are_asked_again_and_again(sto
 
     async def act(following: LogFollowing, address: str) -> None:
         following.master_told("", "")
-        await until(lambda: story.looked_again >= 3)
+        await until_async(lambda: story.looked_again >= 3)
         assert story.master.asked == []
         following.master_told(MASTER, address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act, is_told=False)
 
@@ -277,10 +272,10 @@ def test_a_configured_address_wins_and_needs_no_name_server(story: Story) -> Non
 
     async def act(following: LogFollowing, address: str) -> None:
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
         following.master_told(MASTER, "127.0.0.1:1")
         story.master.put(2)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act, is_told=False)
 
@@ -312,7 +307,7 @@ def test_a_configured_master_with_another_history_is_not_followed_without_a_name
         following._check_history = counted  # type: ignore[method-assign]
         story.master.addresses = {beside(address)} if answers else set()
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
-        await until(lambda: tried >= 3)
+        await until_async(lambda: tried >= 3)
         assert story.master.reports == []  # it connected, asked, and left
         assert story.slave.store.log_max_offset == end
 
@@ -323,13 +318,13 @@ def test_a_configured_master_with_another_history_is_not_followed_without_a_name
 
 def test_a_configured_master_is_asked_at_the_port_below_and_followed(story: Story) -> None:
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     story.master.put(3)
 
     async def act(following: LogFollowing, address: str) -> None:
         story.master.addresses = {beside(address)}
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
         assert len(story.master.asked) == 2 + 1, "an empty slave asks once, and then for its last record too"
 
     story.play(act, is_told=False)
@@ -342,10 +337,10 @@ def test_a_slave_with_name_servers_waits_for_their_answer_before_it_connects(sto
     async def act(following: LogFollowing, address: str) -> None:
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
         looked = story.looked_again
-        await until(lambda: story.looked_again > looked + 3)
+        await until_async(lambda: story.looked_again > looked + 3)
         assert story.master.connections == []
         following.master_told(MASTER, address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
         assert story.master.asked, "the master was asked for its history first"
 
     story.play(act, is_told=False)
@@ -358,10 +353,10 @@ def test_name_servers_that_do_not_answer_are_not_waited_for_without_end(story: S
     async def act(following: LogFollowing, address: str) -> None:
         story.master.addresses = {beside(address)}
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
-        await until(lambda: story.looked_again > 3)
+        await until_async(lambda: story.looked_again > 3)
         assert story.master.connections == []
         story.slave.clock.advance(log_following.FIND_MS)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act, is_told=False)
 
@@ -381,8 +376,8 @@ def test_under_sync_flush_only_what_is_synced_is_reported(story: Story) -> None:
             send(report)
 
         following._send = watched  # type: ignore[method-assign]
-        await until(story.is_copied)
-        await until(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
+        await until_async(story.is_copied)
+        await until_async(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
 
     story.play(act)
     assert unsynced
@@ -393,7 +388,7 @@ def test_a_slave_that_is_ahead_takes_nothing_and_says_so_once_with_both_offsets(
     story: Story, caplog: pytest.LogCaptureFixture
 ) -> None:
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     end = story.slave.store.log_max_offset
     story.master.bench.close()
     story.master = Master(story.path / "another")
@@ -402,7 +397,7 @@ def test_a_slave_that_is_ahead_takes_nothing_and_says_so_once_with_both_offsets(
     caplog.set_level(logging.INFO, "contrailmq.broker")
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: len(story.master.asked) > 4)
+        await until_async(lambda: len(story.master.asked) > 4)
         assert story.master.reports == []
         assert story.slave.store.log_max_offset == end
         assert len(story.slave.store.get("T", 0, 0)) == 3, "it keeps serving reads"
@@ -423,7 +418,7 @@ def test_a_master_that_lost_messages_and_got_as_many_others_is_not_followed(
     assert story.master.store.log_max_offset >= end
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: len(story.master.asked) > 6)
+        await until_async(lambda: len(story.master.asked) > 6)
         assert story.master.reports == []
         assert story.slave.store.log_max_offset == end
 
@@ -435,7 +430,7 @@ def test_a_master_that_comes_back_with_another_history_while_the_slave_connects_
     """It has the slave's last record when it is asked, loses power, and has got other messages of the same sizes when
     the connection comes."""
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     end = story.slave.store.log_max_offset
     before, after = story.master, Master(story.path / "another")
     for body in b"xyzabc":
@@ -461,8 +456,7 @@ def test_a_master_that_comes_back_with_another_history_while_the_slave_connects_
         following.master_told(MASTER, address)
         task = asyncio.ensure_future(following.run())
         try:
-            async with asyncio.timeout(WAIT_S):
-                await until(lambda: len(after.asked) >= 4 or story.slave.store.log_max_offset > end)
+            await until_async(lambda: len(after.asked) >= 4 or story.slave.store.log_max_offset > end)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -502,7 +496,7 @@ def test_a_slave_that_closed_a_file_where_the_master_has_other_messages_now_is_r
     closed_at = close_early(story)
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: len(story.master.asked) >= 6 or story.slave.store.log_max_offset > FILE_BYTES)
+        await until_async(lambda: len(story.master.asked) >= 6 or story.slave.store.log_max_offset > FILE_BYTES)
         assert story.master.reports == []
 
     story.play(act)
@@ -518,7 +512,7 @@ def test_resync_opens_a_file_that_the_slave_closed_early(story: Story) -> None:
     asyncio.run(resync(config, store_config, story.master, Files()))
     story.slave = story.new_slave()
     assert story.slave.store.log_max_offset == closed_at
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
 
 
 def test_a_slave_that_closed_a_file_as_its_master_did_goes_on(story: Story) -> None:
@@ -527,12 +521,12 @@ def test_a_slave_that_closed_a_file_as_its_master_did_goes_on(story: Story) -> N
     story.slave.store.replica.append(0, bytes(story.master.store.read_log(0, FILE_BYTES) or b""))
     story.slave.store.dispatch()
     assert story.slave.store.log_max_offset == FILE_BYTES
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
 
 
 def test_a_slave_whose_place_the_master_has_deleted_is_refused(story: Story, caplog: pytest.LogCaptureFixture) -> None:
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     end = story.slave.store.log_max_offset
     story.master.put(200)
     first = story.master.store._log_files.files[0]
@@ -541,7 +535,7 @@ def test_a_slave_whose_place_the_master_has_deleted_is_refused(story: Story, cap
     assert begin > end
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: len(story.master.asked) > 4)
+        await until_async(lambda: len(story.master.asked) > 4)
         assert story.slave.store.log_max_offset == end
 
     story.play(act)
@@ -557,9 +551,9 @@ def test_a_master_that_is_away_is_tried_again_and_the_log_has_two_lines(
     caplog.set_level(logging.INFO, "contrailmq.broker")
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: story.looked_again >= 3)
+        await until_async(lambda: story.looked_again >= 3)
         story.master.is_gone = False
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act)
     lines = [record.message for record in caplog.records if "its master's log" in record.message]
@@ -574,11 +568,11 @@ def test_a_master_that_is_named_within_seconds_is_no_fault(story: Story, caplog:
     story.master.put(2)
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: story.looked_again >= 3)
+        await until_async(lambda: story.looked_again >= 3)
         story.slave.clock.advance(log_following.FIND_MS - 1)
-        await until(lambda: story.looked_again >= 6)
+        await until_async(lambda: story.looked_again >= 6)
         following.master_told(MASTER, address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act, is_told=False)
     assert [record.message for record in caplog.records if "its master's log" in record.message] == []
@@ -586,7 +580,7 @@ def test_a_master_that_is_named_within_seconds_is_no_fault(story: Story, caplog:
 
 def test_a_refusal_is_told_although_no_master_was_known_before(story: Story, caplog: pytest.LogCaptureFixture) -> None:
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     end = story.slave.store.log_max_offset
     story.master.bench.close()
     story.master = Master(story.path / "another")
@@ -594,11 +588,11 @@ def test_a_refusal_is_told_although_no_master_was_known_before(story: Story, cap
     short = story.master.store.log_max_offset
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(lambda: story.looked_again >= 1)
+        await until_async(lambda: story.looked_again >= 1)
         story.slave.clock.advance(log_following.FIND_MS)
-        await until(lambda: "no NameServer knows the HA address" in caplog.text)
+        await until_async(lambda: "no NameServer knows the HA address" in caplog.text)
         following.master_told(MASTER, address)
-        await until(lambda: len(story.master.asked) > 4)
+        await until_async(lambda: len(story.master.asked) > 4)
 
     story.play(act, is_told=False)
     lines = [record.message for record in caplog.records if "does not follow" in record.message]
@@ -615,9 +609,9 @@ def test_a_ha_address_that_cannot_be_dialled_is_refused_with_the_setting_it_come
 
     async def act(following: LogFollowing, address: str) -> None:
         following.master_told(MASTER, told)
-        await until(lambda: "brokerIP2" in caplog.text)
+        await until_async(lambda: "brokerIP2" in caplog.text)
         following.master_told(MASTER, address)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.master.put(1)
     story.play(act, is_told=False)
@@ -652,7 +646,7 @@ def test_an_empty_slave_with_files_of_another_size_says_so_once_and_tries_less_a
         server = await asyncio.start_server(other_sizes, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         following.master_told(MASTER, f"{host}:{port}")
-        await until(lambda: len(pauses) >= 6)
+        await until_async(lambda: len(pauses) >= 6)
         server.close()
 
     story.play(act, is_told=False)
@@ -668,24 +662,24 @@ def test_a_silent_master_is_left_after_the_housekeeping_interval_and_heard_from_
     story.master.put(1)
 
     async def act(following: LogFollowing, address: str) -> None:
-        await until(story.is_copied)
+        await until_async(story.is_copied)
         story.master.is_silent = True
         end = story.master.store.log_max_offset
         for beats in (2, 3, 4):
             story.slave.clock.advance(25)
-            await until(lambda: story.master.reports.count(end) >= beats)  # noqa: B023
+            await until_async(lambda: story.master.reports.count(end) >= beats)  # noqa: B023
         story.slave.clock.advance(1000)
-        await until(lambda: story.master.has_closed >= 1)
+        await until_async(lambda: story.master.has_closed >= 1)
         story.master.is_silent = False
         story.master.put(1)
-        await until(story.is_copied)
+        await until_async(story.is_copied)
 
     story.play(act)
 
 
 def test_hostile_bytes_end_the_connection_and_change_nothing(story: Story) -> None:
     story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     end = story.slave.store.log_max_offset
     heard = 0
 
@@ -710,7 +704,7 @@ def test_hostile_bytes_end_the_connection_and_change_nothing(story: Story) -> No
         server = await asyncio.start_server(hostile, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         following.master_told(MASTER, f"{host}:{port}")
-        await until(lambda: heard >= 12)
+        await until_async(lambda: heard >= 12)
         server.close()
         assert story.slave.store.replica.end == story.slave.store.replica.received_end == end
 
@@ -719,7 +713,7 @@ def test_hostile_bytes_end_the_connection_and_change_nothing(story: Story) -> No
 
 def test_an_embedded_store_is_the_same_copy(story: Story) -> None:
     story.master.put(20)
-    story.play(lambda following, address: until(story.is_copied))
+    story.play(lambda following, address: until_async(story.is_copied))
     path, end = story.path / "slave" / "store", story.slave.store.log_max_offset
     story.slave.close()
     with MessageStore(StoreConfig(path)) as promoted:

@@ -33,10 +33,10 @@ from contrailmq import (
 from contrailmq.message import ContrailError, Property, SystemTopic, retry_topic
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 REPEATED_MS = 200
 NEVER_MS = 2**62
-WAIT_S = 120  # a bound for a machine that is busy, not a duration
 WORKERS = "workers"
 IN_FLIGHT = 64
 SETTINGS = {
@@ -152,17 +152,18 @@ def test_a_kill_repeats_what_was_delivered_in_the_last_200_ms_at_most_and_loses_
 
 
 def wait_for_all(cluster: LocalCluster, load: Load) -> None:
-    """Until everything that was acknowledged can be pulled; what never comes is told by the caller's assertions."""
     missing = {topic: set(bodies) for topic, bodies in load.acknowledged.items() if topic != "Tasks"}
-    deadline_s = time.monotonic() + WAIT_S
     with LitePullConsumer("reader", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as reader:
         for topic in missing:
             reader.subscribe(topic)
-        while time.monotonic() < deadline_s:
+
+        def is_all_there() -> bool:
             for message in reader.poll(timeout=0.5):
                 missing[message.topic].discard(message.body)
-            if not any(missing.values()) and load.acknowledged["Tasks"] <= load.retried:
-                return
+            return not any(missing.values()) and load.acknowledged["Tasks"] <= load.retried
+
+        unread = lambda: (missing, load.acknowledged["Tasks"] - load.retried)  # noqa: E731
+        until(is_all_there, "everything that was acknowledged can be pulled", seen=unread)
 
 
 class Found:

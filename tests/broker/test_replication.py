@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from broker.harness import send_fields
 from broker.test_ha_port import register
 from broker.test_keeping import KINDS
-from broker.test_slave_end_to_end import broker, until
+from broker.test_slave_end_to_end import broker
 from contrailmq.broker.cluster import replication
 from contrailmq.broker.cluster.replication import GATHER_S
 from contrailmq.broker.config import BrokerConfigError, read_configs
@@ -31,6 +31,7 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.tls import client_tls, server_tls
 from contrailmq.wire.transport import RemotingClient
 from ha_slaves import Slave
+from waiting_for import until_async
 
 pytestmark = pytest.mark.servers
 
@@ -60,12 +61,12 @@ class Pair:
         """Until the slave has reported the master's end."""
         assert self.master.replication is not None
         acknowledged = self.master.replication.server.acknowledged
-        await until(lambda: acknowledged.furthest == self.master.store.appended_offset)
+        await until_async(lambda: acknowledged.furthest == self.master.store.appended_offset)
 
     async def following(self) -> None:
         assert self.master.replication is not None
         server = self.master.replication.server
-        await until(lambda: any(slave.acknowledged >= 0 for slave in server.status()))
+        await until_async(lambda: any(slave.acknowledged >= 0 for slave in server.status()))
 
     async def send(
         self, kind: str = "single", body: bytes = b"", *, topic: str = "T", timeout_s: float = 30
@@ -157,7 +158,7 @@ def test_logs_queues_and_index_of_both_are_equal_after_mixed_messages_and_restar
             await made.send("single", b"last", topic="T")
             await made.in_step()
             # Until both are seen at one offset: delay levels go on being delivered.
-            await until(lambda: made.slave.store.dispatched_offset == made.master.store.dispatched_offset)
+            await until_async(lambda: made.slave.store.dispatched_offset == made.master.store.dispatched_offset)
             ours, theirs = made.logs()
             assert len(ours) > FILES << 20
             assert ours == theirs
@@ -305,11 +306,11 @@ def test_a_slave_follows_over_tls_and_nobody_else_does(
         slave_settings = {"brokerRole": "SLAVE", "brokerId": "1", "haMasterAddress": ha_address, "haTls": "true"}
         slave = secured(tmp_path / "slave", properties | slave_settings)
         await slave.start()
-        await until(lambda: bool(server.status()))
+        await until_async(lambda: bool(server.status()))
         for number in range(50):
             master.store.append("T", 0, b"%d" % number * 9000, b"", tags_code=0, keys=None, unique_key=None)
         master.node.after_append()
-        await until(lambda: server.acknowledged.furthest == master.store.appended_offset)
+        await until_async(lambda: server.acknowledged.furthest == master.store.appended_offset)
         assert log_of(master) == log_of(slave)
         plain = Slave(*await asyncio.open_connection("127.0.0.1", master.replication.port)).report(0)
         assert await plain.is_closed()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.test_replication import SYNC, Pair, log_of, pair
-from broker.test_slave_end_to_end import until
 from contrailmq.message.codec import BLANK_MAGIC, decode_record
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import WireError
+from waiting_for import until_async
 
 pytestmark = [pytest.mark.servers, pytest.mark.kills]
 
@@ -79,7 +79,7 @@ async def strike(made: Pair, victims: str) -> None:
 async def one_round(made: Pair, load: Load, rng: random.Random) -> None:
     senders = [asyncio.create_task(load.send(SENDS_BEFORE_A_KILL)) for _ in range(SENDERS)]
     enough = len(load.acknowledged) + rng.randrange(SENDS_BEFORE_A_KILL)
-    await until(lambda: len(load.acknowledged) >= enough or all(one.done() for one in senders))
+    await until_async(lambda: len(load.acknowledged) >= enough or all(one.done() for one in senders))
     await strike(made, rng.choice(["slave", "master", "slave master", "master slave"]))
     await asyncio.gather(*senders)
     await check(made, load)

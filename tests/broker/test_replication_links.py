@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from broker.test_replication import SYNC, Pair, log_of, queue_units
-from broker.test_slave_end_to_end import broker, until
+from broker.test_slave_end_to_end import broker
 from contrailmq.message.identity import parse_offset_message_id
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.testing.links import Relay
@@ -27,6 +27,7 @@ from contrailmq.wire.requests import SendMessageResponse
 from contrailmq.wire.transport import RemotingClient
 from ha_slaves import HEAD
 from replica_trial import records
+from waiting_for import until_async
 
 pytestmark = pytest.mark.servers
 
@@ -156,7 +157,7 @@ class Senders:
         made = self._made
         await made.following()
         await made.in_step()
-        await until(lambda: made.slave.store.dispatched_offset == made.master.store.dispatched_offset)
+        await until_async(lambda: made.slave.store.dispatched_offset == made.master.store.dispatched_offset)
         ours, theirs = made.logs()
         assert ours == theirs
         found = {message.body: message for message in records(theirs, 0, FILE_BYTES)}
@@ -238,7 +239,7 @@ def test_a_slow_link_lets_the_slave_fall_behind_and_it_catches_up(tmp_path: Path
             assert made.master.replication is not None
             server = made.master.replication.server
             sending = [asyncio.ensure_future(made.send("single", os.urandom(60_000))) for _ in range(60)]
-            await until(lambda: any(slave.lag_bytes > 500_000 for slave in server.status()))
+            await until_async(lambda: any(slave.lag_bytes > 500_000 for slave in server.status()))
             late = await asyncio.gather(*sending)
             assert {answer.code for answer in late} <= {ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT}
             made.link.faults = set()

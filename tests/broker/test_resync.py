@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.test_replication import Pair, bodies_in, log_of
-from broker.test_slave_end_to_end import broker, until
+from broker.test_slave_end_to_end import broker
 from contrailmq.broker.cluster import resync as resync_module
 from contrailmq.broker.cluster.master_log import UnlikeError
 from contrailmq.broker.config import BrokerConfigError
@@ -20,6 +20,7 @@ from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store.recovery.truncation import NAME, decide_truncation
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until_async
 
 pytestmark = pytest.mark.servers
 
@@ -102,7 +103,7 @@ def test_what_the_master_has_lost_goes_with_resync_alone(
                 said = [record.message for record in caplog.records]
                 return [line for line in said if "does not follow" in line and "--resync" in line]
 
-            await until(lambda: bool(refusals()))
+            await until_async(lambda: bool(refusals()))
             (said,) = refusals()
             assert str(end) in said
             assert str(master_end) in said
@@ -116,7 +117,7 @@ def test_what_the_master_has_lost_goes_with_resync_alone(
             ours, theirs = made.logs()
             assert ours == theirs
             expected = {*range(14), *range(200, 200 + others), 300}
-            await until(lambda: numbers_in(made.slave) == expected)
+            await until_async(lambda: numbers_in(made.slave) == expected)
             await made.slave.kill()
             await made.start_slave()  # the tail does not come back
             await made.in_step()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store.timer import decode_checkpoint
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until_async
 
-WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 SMALL: dict[str, object] = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 1000, "max_index_num": 4000}
 
 
@@ -44,13 +43,6 @@ def broker(path: Path, namesrv: str, *, port: int = 0, **settings: str) -> Broke
 
 def slave_at(path: Path, namesrv: str) -> BrokerServer:
     return broker(path, namesrv, brokerRole="SLAVE", brokerId="1")
-
-
-async def until(fact: Callable[[], bool]) -> None:
-    """Wait for something that other tasks of this loop bring about."""
-    async with asyncio.timeout(WAIT_S):
-        while not fact():  # noqa: ASYNC110 - files have no event
-            await asyncio.sleep(0.02)
 
 
 async def send(client: RemotingClient, address: str, body: bytes, properties: str) -> None:
@@ -86,7 +78,7 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         assert slave.slave_sync.master == ""
         master = broker(tmp_path / "master", name_server.address)
         await master.start()
-        await until(lambda: slave.slave_sync is not None and slave.slave_sync.master == master.address)
+        await until_async(lambda: slave.slave_sync is not None and slave.slave_sync.master == master.address)
 
         await send(client, master.address, b"level", "DELAY\x011\x02UNIQ_KEY\x01L\x02")
         await send(client, master.address, b"timer", "TIMER_DELAY_SEC\x011\x02UNIQ_KEY\x01W\x02")
@@ -94,16 +86,17 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         await send(client, master.address, b"turns", "TIMER_DELAY_SEC\x018\x02UNIQ_KEY\x01X\x02")
         master.node.groups.put(Group("g", retry_max_times=7))
         master.node.offsets.commit("g", "T", 0, 1)
-        await until(lambda: {b"level", b"timer"} <= set(bodies(master)))
-        await until(lambda: '"1":1' in text(slave, "delayOffset.json"))
+        await until_async(lambda: {b"level", b"timer"} <= set(bodies(master)))
+        await until_async(lambda: '"1":1' in text(slave, "delayOffset.json"))
         timercheck = slave.store.config.path / "config" / "timercheck"
         delivered_ms = max(message.store_time_ms for message in master.store.get("T", 0, 0, 100))
         # The tick is over in which it was delivered: a slave would deliver all of that tick again.
-        await until(lambda: decode_checkpoint(timercheck.read_bytes()).read_time_ms >= delivered_ms)
-        await until(lambda: decode_checkpoint(timercheck.read_bytes()).master_queue_offset == 2)
-        await until(lambda: '"T@g"' in text(slave, "consumerOffset.json"))
-        await until(lambda: json.loads(text(slave, "topics.json"))["topicConfigTable"]["T"]["writeQueueNums"] == 4)
-        await until(
+        await until_async(lambda: decode_checkpoint(timercheck.read_bytes()).read_time_ms >= delivered_ms)
+        await until_async(lambda: decode_checkpoint(timercheck.read_bytes()).master_queue_offset == 2)
+        await until_async(lambda: '"T@g"' in text(slave, "consumerOffset.json"))
+        topic_table = lambda: json.loads(text(slave, "topics.json"))["topicConfigTable"]  # noqa: E731
+        await until_async(lambda: topic_table()["T"]["writeQueueNums"] == 4)
+        await until_async(
             lambda: (
                 json.loads(text(slave, "subscriptionGroup.json"))["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 7
             )
@@ -111,12 +104,12 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
 
         port = master.port
         await master.stop()
-        await until(lambda: slave.slave_sync is not None and slave.slave_sync.master == "")
+        await until_async(lambda: slave.slave_sync is not None and slave.slave_sync.master == "")
         assert "T" in slave.node.topics
         master = broker(tmp_path / "master", name_server.address, port=port)
         await master.start()  # it is back, and so is its slave
         master.node.topics.put(Topic("Later"))
-        await until(lambda: "Later" in slave.node.topics)
+        await until_async(lambda: "Later" in slave.node.topics)
         # On a busy machine the other two may be due by now. A slave may deliver again what it did not hear of.
         may_repeat = set(bodies(master)) - {b"level", b"timer"}
         await master.stop()
@@ -127,7 +120,7 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         shutil.copytree(tmp_path / "master" / log, tmp_path / "slave" / log)
         promoted = broker(tmp_path / "slave", name_server.address)
         await promoted.start()
-        await until(lambda: len(set(bodies(promoted))) == 4)
+        await until_async(lambda: len(set(bodies(promoted))) == 4)
         delivered = Counter(bodies(promoted))
         assert delivered.keys() == {b"level", b"timer", b"turns", b"waits"}
         assert {body for body, count in delivered.items() if count > 1} <= may_repeat
@@ -160,7 +153,7 @@ def test_a_slave_without_name_servers_says_that_it_cannot_find_its_master(
     async def story() -> None:
         slave = slave_at(tmp_path, "")
         await slave.start()
-        await until(lambda: "namesrvAddr is not set" in caplog.text)
+        await until_async(lambda: "namesrvAddr is not set" in caplog.text)
         await slave.stop()
 
     asyncio.run(story())

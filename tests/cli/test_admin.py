@@ -20,6 +20,7 @@ from contrailmq import (
 )
 from contrailmq.cli import app
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +145,8 @@ def test_what_waits_is_shown_by_topic_and_level(cluster: LocalCluster) -> None:
         {"kind": "half", "of": "Ledger", "pending": 2},
         {"kind": "timer", "of": "Reminders", "pending": 1},
     ]
-    for _ in range(600):
-        rows = run_json(cluster, "broker", "pending", address)
-        if rows == wanted:  # the wheel takes it in a moment later
-            break
-    assert rows == wanted
+    ask = lambda: run_json(cluster, "broker", "pending", address)  # noqa: E731
+    until(lambda: ask() == wanted, "the wheel takes the timer in a moment later", seen=ask)
 
 
 def test_an_unreachable_name_server_is_one_line_and_exit_code_1() -> None:

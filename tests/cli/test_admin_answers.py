@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from contrailmq.cli import app
 from contrailmq.cli.admin import watching
 from contrailmq.cli.admin.answers import ANSWERS, Answer, Shape
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,12 +55,6 @@ def place(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
                 "FILE": str(file),
                 "OUT": str(file.with_name("letters.jsonl")),
             }
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come about within 120 s"
 
 
 # In an order in which each finds what it needs. Words in capitals are of the fixture `place`.

@@ -23,6 +23,7 @@ from contrailmq import (
 from contrailmq.cli import app
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
+from waiting_for import until
 
 pytestmark = pytest.mark.servers
 Findings = list[dict[str, str]]
@@ -45,10 +46,15 @@ def check(cluster: LocalCluster, *arguments: str) -> tuple[int, Findings]:
 
 def check_until(cluster: LocalCluster, wanted: Callable[[Findings], bool], *arguments: str) -> tuple[int, Findings]:
     """A cluster learns things a moment later."""
-    while True:
-        code, findings = check(cluster, *arguments)
-        if wanted(findings):
-            return code, findings
+    told: tuple[int, Findings] = (0, [])
+
+    def is_told() -> bool:
+        nonlocal told
+        told = check(cluster, *arguments)
+        return wanted(told[1])
+
+    until(is_told, "the findings that are wanted", seen=lambda: told)
+    return told
 
 
 def of(findings: Findings, about: str) -> Findings:

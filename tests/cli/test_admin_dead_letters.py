@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
@@ -23,6 +22,7 @@ from contrailmq import (
 )
 from contrailmq.client import LetterChoice
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 _numbers = itertools.count()
 
@@ -42,12 +42,6 @@ def without_index() -> Iterator[LocalCluster]:
 @pytest.fixture
 def group() -> str:
     return f"Letters{next(_numbers)}"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come about within 30 s"
 
 
 def give_up(cluster: LocalCluster, group: str, *bodies: bytes) -> list[StoredMessage]:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from admin_command import run, run_json
 
 from contrailmq import Admin, ConsumeFromWhere, Message, MessageQueue, Producer, PushConsumer
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 _numbers = itertools.count()
 EACH = 3
@@ -142,13 +142,9 @@ def test_a_trace_is_a_timeline_from_the_send_to_the_consumption(cluster: LocalCl
         consumer.listen(got.append)
         message_id = producer.send(Message(topic, b"followed")).message_id
         with consumer:
-            deadline = time.monotonic() + 120
-            while not got:
-                assert time.monotonic() < deadline
+            until(lambda: got, "the message")
     with Admin(namesrv=cluster.namesrv) as admin:
-        deadline = time.monotonic() + 120
-        while len(admin.trace(message_id)) < 3:  # clients write traces some seconds later, or at their end
-            assert time.monotonic() < deadline
+        until(lambda: len(admin.trace(message_id)) >= 3, "the traces, which clients write later or at their end")
     steps = run_json(cluster, "message", "trace", message_id)
     assert [step["what"] for step in steps] == ["sent", "consuming", "consumed"]
     assert steps[0]["after_ms"] == 0
@@ -182,9 +178,7 @@ def test_one_member_of_a_group_consumes_a_message_when_told_to(cluster: LocalClu
     consumer.subscribe(topic)
     consumer.listen(lambda messages: got.extend(bytes(item.body) for item in messages))
     with consumer:
-        deadline = time.monotonic() + 120
-        while len(got) < 2:
-            assert time.monotonic() < deadline
+        until(lambda: len(got) >= 2, "the messages", seen=lambda: got)
         result = run_json(cluster, *to_group)
         assert result["result"] == "CR_SUCCESS"
         assert "no member nobody online" in run(cluster, *to_group, "--client", "nobody", code=1)
@@ -240,8 +234,8 @@ def test_where_a_group_cannot_go_on_is_said(
 def test_producers_are_listed_by_group(cluster: LocalCluster, topic: str) -> None:
     with Producer(f"{topic}-senders", namesrv=cluster.namesrv) as producer:
         producer.send(Message(topic, b"x"))
-        deadline = time.monotonic() + 120
-        while not (rows := run_json(cluster, "producers", "--group", f"{topic}-senders")):
-            assert time.monotonic() < deadline
+        ask = lambda: run_json(cluster, "producers", "--group", f"{topic}-senders")  # noqa: E731
+        until(ask, "the broker has heard of the producer")
+        rows = ask()
     assert [(row["group"], row["language"]) for row in rows] == [(f"{topic}-senders", "PYTHON")]
     assert rows[0]["last_seen_ms"] > 1_700_000_000_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from admin_command import run, run_json
@@ -11,15 +9,7 @@ from admin_command import run, run_json
 from contrailmq import Admin, ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
 from contrailmq.message import create_unique_id
 from contrailmq.testing import LocalCluster
-
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
+from waiting_for import until
 
 
 def consumed(cluster: LocalCluster, index: int) -> int:

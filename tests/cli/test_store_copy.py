@@ -9,8 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from contrailmq.message.codec import check_record
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
+from waiting_for import LIMIT_S, until
 
 FILE_BYTES = 64 * 1024
 HEAD = struct.Struct(">qi")
-WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
 
 
 @pytest.fixture
@@ -283,13 +282,6 @@ def test_a_master_that_has_not_got_the_last_record_is_not_gone_on_with(
 # --- following
 
 
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
-
-
 @contextmanager
 def follower(copy: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """`store copy --follow` in a process of its own."""
@@ -320,7 +312,7 @@ def test_a_copy_that_follows_ends_cleanly_on_a_signal_and_goes_on_later(
             until(lambda: has_all(cluster, copy), f"the messages of turn {turn}")
             assert process.poll() is None, "it waits for more"
             process.send_signal(how)
-            output, _ = process.communicate(timeout=WAIT_S)
+            output, _ = process.communicate(timeout=LIMIT_S)
         if how is signal.SIGKILL:
             assert process.returncode == -signal.SIGKILL
             continue
@@ -342,7 +334,7 @@ def test_a_copy_that_follows_says_that_the_broker_has_stopped(cluster: LocalClus
     with follower(tmp_path / "copy", "--from", address, "-c", conf(tmp_path)) as process:
         until(lambda: has_all(cluster, tmp_path / "copy"), "the messages")
         cluster.stop_broker(0)
-        output, _ = process.communicate(timeout=WAIT_S)
+        output, _ = process.communicate(timeout=LIMIT_S)
     said = " ".join(output.split())
     assert process.returncode == 1, "not all is well, but the same command goes on"
     assert f"the copy stopped at offset {end}: the broker at {address} has stopped" in said

@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,10 +16,10 @@ from typer.testing import CliRunner
 from contrailmq import Admin, Message, Producer, SendStatus
 from contrailmq.cli import app
 from free_ports import free_port
+from waiting_for import LIMIT_S, until
 
 PROGRAM = Path(sys.executable).with_name("contrailmq")
 SMALL = ("mappedFileSizeCommitLog=1048576", "maxHashSlotNum=1000", "maxIndexNum=4000")
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
 STOP_S = 60.0
 
 
@@ -30,13 +28,6 @@ def written(tmp_path: Path, *flags: str) -> tuple[int, str, Path]:
     command = ["up", "--store", str(tmp_path / "store"), "--print-config", str(files), *flags]
     done = CliRunner().invoke(app, command)
     return done.exit_code, done.output, files
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.05)
 
 
 def test_no_port_is_looked_at_while_nothing_is_started(tmp_path: Path) -> None:
@@ -99,7 +90,7 @@ def test_what_was_written_starts_serves_and_stops(tmp_path: Path) -> None:
         with Admin(namesrv=namesrv) as admin:
             until(lambda: admin.broker_stats(f"127.0.0.1:{slave}").get("haIsFollowing") == "true", "the slave follows")
         with Producer("shop", namesrv=namesrv) as producer:
-            assert producer.send(Message("Orders", b"one"), timeout=WAIT_S).status is SendStatus.OK
+            assert producer.send(Message("Orders", b"one"), timeout=LIMIT_S).status is SendStatus.OK
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_S) == 0, (tmp_path / "errors").read_text()
     finally:

@@ -8,26 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contrailmq import Admin, Message, Producer, SendStatus
+from waiting_for import until
 
 pytestmark = pytest.mark.servers
 
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
 SMALL = ("mappedFileSizeCommitLog=1048576", "maxHashSlotNum=1000", "maxIndexNum=4000")
-
-
-def until(fact: Callable[[], bool], what: str, store: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {WAIT_S:g} s: {what}; it said\n{(store / 'errors').read_text()}")
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -80,6 +71,7 @@ def is_following(address: str, namesrv: str) -> bool:
 
 
 def test_a_dead_slave_and_a_dead_master_come_back_and_the_rest_goes_on(tmp_path: Path) -> None:
+    said = (tmp_path / "errors").read_text
     with up(tmp_path, "brokerRole=SYNC_MASTER", "inSyncReplicas=2") as (process, ready):
         assert ready[0] == "ready", (tmp_path / "errors").read_text()
         namesrv, master, slave = ready[2], ready[4], ready[5]
@@ -91,16 +83,15 @@ def test_a_dead_slave_and_a_dead_master_come_back_and_the_rest_goes_on(tmp_path:
             killed = process_of(tmp_path, name)
             with taken_beside(address):
                 os.kill(killed, signal.SIGKILL)
-                until(lambda: process_of(tmp_path, name) not in (0, killed), f"{name} runs again", tmp_path)  # noqa: B023
-                until(lambda: is_following(slave, namesrv), "the slave follows again", tmp_path)
+                until(lambda: process_of(tmp_path, name) not in (0, killed), f"{name} runs again", seen=said)  # noqa: B023
+                until(lambda: is_following(slave, namesrv), "the slave follows again", seen=said)
             assert process.poll() is None
         with Producer("shop", namesrv=namesrv) as producer:
             until(
-                lambda: producer.send(Message("Orders", b"two")).status is SendStatus.OK, "two copies again", tmp_path
+                lambda: producer.send(Message("Orders", b"two")).status is SendStatus.OK, "two copies again", seen=said
             )
-    said = (tmp_path / "errors").read_text()
     for name in addresses:
-        assert said.count(f"broker {name} ended by itself with signal 9: it is started again in 1 s") == 1, said
+        assert said().count(f"broker {name} ended by itself with signal 9: it is started again in 1 s") == 1, said()
     assert not (tmp_path / "broker-a" / "abort").exists(), "the stores were not closed"
 
 

@@ -24,9 +24,10 @@ from contrailmq.client import OffsetPlace
 from contrailmq.client.errors import BrokerNotFoundError
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 from .names import fresh_name
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 BODIES = [b"0", b"1", b"2"]
@@ -82,11 +83,11 @@ def test_a_pull_consumer_that_runs_goes_on_where_its_offsets_were_reset_to(
             bodies.extend(message.body for message in consumer.poll(0.1))
             return len(bodies) >= count
 
-        assert wait_until(lambda: polled(3))
+        until(lambda: polled(3))
         consumer.commit()
         admin.reset_offsets(name, name, OffsetPlace.EARLIEST)
         wake(cluster, name)
-        assert wait_until(lambda: polled(7)), bodies
+        until(lambda: polled(7), seen=lambda: bodies)
     assert bodies == [*BODIES * 2, b"3"]
 
 
@@ -120,7 +121,7 @@ def test_what_a_consumer_does_can_be_looked_at_and_its_listener_run_once_more(
     consumer.subscribe(name)
     consumer.listen(listen)
     with consumer:
-        assert wait_until(lambda: len(seen) == 3)
+        until(lambda: len(seen) == 3)
         members = admin.consumers(name)
         assert members is not None
         assert [member.client_id for member in members.connection_set] == [consumer.client_id]
@@ -140,7 +141,7 @@ def test_what_a_consumer_does_can_be_looked_at_and_its_listener_run_once_more(
 def test_messages_are_found_by_id_key_place_and_time(cluster: LocalCluster, admin: Admin, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         sent = producer.send(Message(name, b"wanted", keys=["key-7"]))
-    assert wait_until(lambda: admin.messages_by_key(name, "key-7"))
+    until(lambda: admin.messages_by_key(name, "key-7"))
     found = [
         *admin.messages_by_key(name, "key-7"),
         *admin.messages_by_unique_key(name, sent.message_id),
@@ -186,16 +187,16 @@ def test_a_pull_consumer_seeks_to_a_time_and_hears_of_new_queues(
     consumer.on_topic_queues_changed(name, hear)
     consumer.assign([queue])
     with consumer:
-        assert wait_until(lambda: read(3))
+        until(lambda: read(3))
         assert consumer.offset_for_timestamp(queue, 1) == 0
         consumer.seek_to_end(queue)
         assert consumer.poll(0.1) == []
         consumer.seek_to_timestamp(queue, 1)
-        assert wait_until(lambda: read(6))
+        until(lambda: read(6))
         admin.create_topic(name, queues=3)
-        assert wait_until(lambda: told == [3])
+        until(lambda: told == [3])
         admin.create_topic(name, queues=4)
-        assert wait_until(lambda: told == [3, 4])
+        until(lambda: told == [3, 4])
     assert bodies == BODIES * 2
 
 

@@ -18,8 +18,9 @@ import contrailmq.aio as aio
 from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer, StoredMessage
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 IN_FLIGHT = 64
 WINDOW_S = 1.0
@@ -174,7 +175,7 @@ def test_what_a_consumer_stored_is_saved_soon_so_that_a_kill_repeats_nothing() -
             with listening("saved", first, options):
                 first.wait_for(100)
             saved = cluster.store_path / "broker-0" / "config" / "consumerOffset.json"
-            assert wait_until(lambda: saved.exists() and committed_in(saved.read_text()) == 100)
+            until(lambda: saved.exists() and committed_in(saved.read_text()) == 100)
             cluster.kill_broker()
             cluster.restart_broker()
             producer.send(Message("Saved", b"after"))

@@ -30,9 +30,10 @@ from contrailmq.client.errors import ClientStateError, NoRouteError, OffsetOutOf
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ResponseError
+from waiting_for import until
 
 from .names import fresh_name
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
@@ -123,7 +124,7 @@ def test_a_group_moves_on_past_messages_that_it_does_not_want(cluster: LocalClus
     consumer.subscribe(name, "wanted")
     consumer.listen(inbox)
     with consumer, Admin(namesrv=cluster.namesrv) as admin:
-        assert wait_until(lambda: admin.offset(name, queue) == 5), admin.offset(name, queue)
+        until(lambda: admin.offset(name, queue) == 5, seen=lambda: admin.offset(name, queue))
     assert inbox.bodies == []
 
 
@@ -273,7 +274,7 @@ def test_a_second_consumer_takes_over_where_the_first_stopped(cluster: LocalClus
     with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
         consumer.subscribe(name)
         consumer.listen(second)
-        wait_until(lambda: len({*first.bodies, *second.bodies}) == 1000)
+        until(lambda: len({*first.bodies, *second.bodies}) == 1000)
     assert len({*first.bodies, *second.bodies}) == 1000
     assert len(first.bodies) + len(second.bodies) == 1000, "a graceful shutdown repeats nothing"
 
@@ -289,12 +290,12 @@ def test_members_share_queues_and_inherit_them(cluster: LocalCluster, name: str)
         consumer.start()
         consumers.append(consumer)
     shares = lambda: sorted(len(consumer.queues) for consumer in consumers)  # noqa: E731
-    assert wait_until(lambda: shares() == [2, 3, 3]), shares()
+    until(lambda: shares() == [2, 3, 3], seen=lambda: shares())
     owned = [queue for consumer in consumers for queue in consumer.queues]
     assert len(owned) == len(set(owned)) == 8
     consumers.pop().shutdown()
     consumers.pop().shutdown()
-    assert wait_until(lambda: shares() == [8]), shares()
+    until(lambda: shares() == [8], seen=lambda: shares())
     consumers.pop().shutdown()
 
 
@@ -303,9 +304,9 @@ def test_a_new_group_can_begin_at_a_point_in_time(cluster: LocalCluster, name: s
         admin.create_topic(name, queues=1)
         queue = producer.send(Message(name, b"old")).queue
         old_ms = time.time_ns() // 1_000_000
-        assert wait_until(lambda: time.time_ns() // 1_000_000 > old_ms + 10)
+        until(lambda: time.time_ns() // 1_000_000 > old_ms + 10)
         since_ms = time.time_ns() // 1_000_000
-        assert wait_until(lambda: admin.search_offset(queue, since_ms) == 1)
+        until(lambda: admin.search_offset(queue, since_ms) == 1)
         producer.send(Message(name, b"new"))
     for ask_ms, bodies in ((since_ms, [b"new"]), (1, [b"old", b"new"])):
         inbox = Inbox()

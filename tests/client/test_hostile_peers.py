@@ -18,10 +18,10 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
+from waiting_for import until_async
 
 from .fake_peer import FakePeer, name_server, route_to, stored
 from .messages import record
-from .waiting import wait_until
 
 CLIENT_IP = "10.1.1.1"
 CLIENT_ID = f"{CLIENT_IP}@hostile"
@@ -142,9 +142,7 @@ def test_garbled_checks_and_cancelled_answers_do_not_end_the_answering() -> None
             asked.append((in_order, b"fine"))
             for ext, body in asked:
                 broker.tell(RequestCode.CHECK_TRANSACTION_STATE, ext, record(body=body, properties={"PGROUP": "g"}))
-            assert await asyncio.to_thread(
-                wait_until, lambda: len(broker.asked(RequestCode.END_TRANSACTION)) >= 6, timeout_s=10.0
-            )
+            await until_async(lambda: len(broker.asked(RequestCode.END_TRANSACTION)) >= 6)
             states = [request.ext["commitOrRollback"] for request in broker.asked(RequestCode.END_TRANSACTION)]
             assert sorted(states) == ["0"] * 5 + ["8"]
 

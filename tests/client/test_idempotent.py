@@ -23,9 +23,10 @@ from contrailmq.client.consuming.listener_pool import ListenerPool
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.idempotence import Claim, IdempotencyStore, RedisStore, SqliteStore
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 from .messages import received
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 
 class Clock:
@@ -53,7 +54,7 @@ def redis_server() -> Iterator[redis.Redis]:
         command = [redis_program(), "--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         client = redis.Redis(unix_socket_path=socket)
-        wait_until(lambda: Path(socket).exists() and client.ping())
+        until(lambda: Path(socket).exists() and client.ping())
         yield client
         client.close()
         server.terminate()
@@ -280,6 +281,6 @@ def test_messages_sent_twice_are_handled_once_by_a_group(cluster: LocalCluster, 
 
     consumer.listen(handle)  # type: ignore[arg-type]
     consumer.start()
-    assert wait_until(lambda: sum(counted) >= 30)
+    until(lambda: sum(counted) >= 30)
     consumer.shutdown()
     assert sorted(inbox.bodies) == sorted(b"%d" % number for number in range(10))

@@ -35,10 +35,11 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ConnectionClosedError
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until
 
 from .fake_peer import FakePeer
 from .names import fresh_name
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ def test_a_hundred_lives_leave_no_thread_no_file_and_no_instance(name: str) -> N
             one_cycle(cluster.namesrv, name)
         gc.collect()
         left = lambda: [thread.name for thread in threading.enumerate() if thread not in threads]  # noqa: E731
-        assert wait_until(lambda: not left()), left()  # one that has nothing left to do may still be ending
+        until(lambda: not left(), seen=lambda: left())  # one that has nothing left to do may still be ending
         assert not instance._instances
-        assert wait_until(lambda: open_files() <= files), open_files() - files  # the NameServer is in this process
+        until(lambda: open_files() <= files, seen=lambda: open_files() - files)  # the NameServer is in this process
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files through /proc")
@@ -101,7 +102,7 @@ def test_a_hundred_lives_on_one_loop_leave_no_task_no_thread_and_no_socket(name:
         await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
         assert [thread.name for thread in threading.enumerate() if thread not in threads] == []
-        assert wait_until(lambda: open_files() <= files), open_files() - files  # the NameServer is in this process
+        until(lambda: open_files() <= files, seen=lambda: open_files() - files)  # the NameServer is in this process
 
     with LocalCluster(processes=True) as cluster:
         asyncio.run(run(cluster.namesrv))
@@ -217,8 +218,8 @@ def test_clients_live_through_a_broker_restart(own_cluster: LocalCluster, name: 
                 return False
             return True
 
-        assert wait_until(sent)
-        assert wait_until(lambda: b"after" in inbox.bodies)
+        until(sent)
+        until(lambda: b"after" in inbox.bodies)
         consumer.shutdown()
     assert inbox.bodies.count(b"before") == 1
 
@@ -314,7 +315,7 @@ def test_a_name_server_that_comes_back_empty_knows_the_routes_again_within_secon
         with Admin(namesrv=own_cluster.namesrv) as admin:
             return name in admin.topics()
 
-    assert wait_until(is_known)
+    until(is_known)
 
 
 def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(
@@ -342,14 +343,14 @@ def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(
     thread.start()
     for _ in range(2):
         goal = len(acknowledged) + 200
-        assert wait_until(lambda goal=goal: len(acknowledged) >= goal)
+        until(lambda goal=goal: len(acknowledged) >= goal)
         with PushConsumer(
             name, namesrv=own_cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, pull_retry_delay_s=0.1
         ) as consumer:
             consumer.subscribe(name)
             consumer.listen(inbox)
             seen = len(inbox.bodies) + 100
-            assert wait_until(lambda seen=seen: len(inbox.bodies) >= seen)
+            until(lambda seen=seen: len(inbox.bodies) >= seen)
             own_cluster.stop_broker()
             own_cluster.restart_broker()
     stop.set()
@@ -357,7 +358,7 @@ def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(
     with PushConsumer(name, namesrv=own_cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
         consumer.subscribe(name)
         consumer.listen(inbox)
-        assert wait_until(lambda: set(acknowledged) <= set(inbox.bodies)), set(acknowledged) - set(inbox.bodies)
+        until(lambda: set(acknowledged) <= set(inbox.bodies), seen=lambda: set(acknowledged) - set(inbox.bodies))
 
 
 def test_shutdown_waits_for_a_running_listener_and_commits_its_message(cluster: LocalCluster, name: str) -> None:
@@ -419,7 +420,7 @@ def test_traces_are_written_in_rocketmqs_format(cluster: LocalCluster, name: str
         reader.subscribe("RMQ_SYS_TRACE_TOPIC")
         reader.listen(traces)
         mine = lambda: [m.body for m in traces.messages if result.message_id in m.keys]  # noqa: E731
-        assert wait_until(lambda: len(b"".join(mine()).split(b"\x02")) >= 4), mine()
+        until(lambda: len(b"".join(mine()).split(b"\x02")) >= 4, seen=lambda: mine())
     records = sorted(line.split(b"\x01")[0] for line in b"".join(mine()).split(b"\x02") if line)
     assert records == [b"Pub", b"SubAfter", b"SubBefore"]
 
@@ -458,7 +459,7 @@ def test_a_pull_consumer_has_traces_and_hooks_too(cluster: LocalCluster, name: s
                 kinds.update(line.partition(b"\x01")[0] for line in trace.body.split(b"\x02") if line)
             return kinds >= {b"SubBefore", b"SubAfter"}
 
-        assert wait_until(has_traces), kinds
+        until(has_traces, seen=lambda: kinds)
 
 
 def test_a_consumer_that_ends_while_the_broker_restarts_still_stores_its_offsets(
@@ -483,5 +484,5 @@ def test_a_consumer_that_ends_while_the_broker_restarts_still_stores_its_offsets
     own_cluster.restart_broker()
     stopper.join(120)
     with Admin(namesrv=own_cluster.namesrv) as admin:
-        assert wait_until(lambda: name in admin.topics())
+        until(lambda: name in admin.topics())
         assert admin.offset(name, queue) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -15,9 +15,10 @@ from contrailmq.client.consuming import pop_consumption
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.client.records import PoppedMessage
 from contrailmq.testing import LocalCluster
+from waiting_for import until_async
 
 from .names import fresh_name
-from .waiting import ANSWER_S, Inbox, wait_until
+from .waiting import ANSWER_S, Inbox
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
@@ -39,10 +40,6 @@ async def send(cluster: LocalCluster, topic: str, *bodies: str, one_queue: bool 
         result = await producer.send(Message(topic, first.encode()))
         for body in rest:
             await producer.send(Message(topic, body.encode()), queue=result.queue if one_queue else None)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    assert await asyncio.to_thread(wait_until, condition)
 
 
 async def left_in(cluster: LocalCluster, name: str, *, timeout: float = 0.0) -> list[StoredMessage]:
@@ -68,7 +65,7 @@ def test_every_message_is_consumed_and_acknowledged(cluster: LocalCluster, name:
 
         consumer.listen(listen)
         async with consumer:
-            await until(lambda: len(inbox) == 100)
+            await until_async(lambda: len(inbox) == 100)
             assert [queue.queue_id for queue in consumer.queues] == [-1]
             assert consumer.running_info().properties["PROP_CONSUMEORDERLY"] == "false"
         assert sorted(inbox, key=int) == [body.encode() for body in wanted]
@@ -92,7 +89,7 @@ def test_two_members_share_one_topic_and_nothing_comes_twice(cluster: LocalClust
         await send(cluster, name, "first")
         async with consumers[0], consumers[1]:
             await send(cluster, name, *(f"{number}" for number in range(60)))
-            await until(lambda: len(got) == 61)
+            await until_async(lambda: len(got) == 61)
         assert len({body for _, body in got}) == 61
 
     play(scene())
@@ -115,8 +112,8 @@ def test_a_failed_message_is_put_off_and_one_that_failed_too_often_is_a_dead_let
 
         consumer.listen(listen)
         async with consumer, aio.Admin(namesrv=cluster.namesrv) as admin:
-            await until(lambda: len(attempts) == 3)
-            await until(lambda: consumer._popping is not None and not len(consumer._popping.holding))
+            await until_async(lambda: len(attempts) == 3)
+            await until_async(lambda: consumer._popping is not None and not len(consumer._popping.holding))
             letters = await admin.dead_letters(name)
         assert attempts == [0, 1, 2]
         assert [letter.body for letter in letters] == [b"a"]
@@ -139,8 +136,8 @@ def test_part_of_a_batch_may_be_acknowledged(cluster: LocalCluster, name: str, m
 
         consumer.listen(listen)
         async with consumer:
-            await until(lambda: sum(map(len, batches)) == 4)
-            await until(lambda: consumer._popping is not None and not len(consumer._popping.holding))
+            await until_async(lambda: sum(map(len, batches)) == 4)
+            await until_async(lambda: consumer._popping is not None and not len(consumer._popping.holding))
         # The last of each batch was put off: it is in flight, and not acknowledged.
         async with aio.SimpleConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as simple:
             simple.subscribe(name)
@@ -167,7 +164,7 @@ def test_a_slow_listener_keeps_its_message_and_one_that_hangs_does_not(cluster: 
         consumer.listen(listen)
         began_s = asyncio.get_running_loop().time()
         async with consumer:
-            await until(lambda: len(seen) == 2)  # it came again when renewing had ended
+            await until_async(lambda: len(seen) == 2)  # it came again when renewing had ended
             assert asyncio.get_running_loop().time() - began_s > 2.0
             release.set()
         assert seen[0] == 0 < seen[1]
@@ -194,7 +191,7 @@ def test_a_shutdown_lets_others_have_at_once_what_no_listener_began(
         await consumer.start()
         await begun.wait()
         ending = asyncio.create_task(consumer.shutdown())
-        await until(lambda: consumer._pool is not None and consumer._pool._is_refusing)
+        await until_async(lambda: consumer._pool is not None and consumer._pool._is_refusing)
         release.set()
         await ending
         again = []
@@ -225,7 +222,7 @@ def test_a_held_pop_of_a_member_that_has_left_takes_nothing(cluster: LocalCluste
         async with other:
             await other.queues(name)
             await consumer.start()
-            await until(lambda: got)
+            await until_async(lambda: got)
             await consumer.shutdown()
             await send(cluster, name, "second")
             (after,) = await left_in(cluster, name, timeout=ANSWER_S)
@@ -251,8 +248,8 @@ def test_in_order_a_failed_message_comes_before_those_behind_it(cluster: LocalCl
 
         consumer.listen(listen)
         async with consumer, aio.Admin(namesrv=cluster.namesrv) as admin:
-            await until(lambda: "39" in seen)
-            await until(lambda: consumer._popping is not None and not len(consumer._popping.holding))
+            await until_async(lambda: "39" in seen)
+            await until_async(lambda: consumer._popping is not None and not len(consumer._popping.holding))
             letters = await admin.dead_letters(name)
         expected = [f"{number}" for number in range(40)]
         expected[20:21] = ["20"] * 4
@@ -294,12 +291,12 @@ def test_the_cache_is_bounded_by_the_threshold(cluster: LocalCluster, name: str)
 
         consumer.listen(listen)
         async with consumer:
-            await until(lambda: consumer._popping is not None and len(consumer._popping.holding) == 5)
+            await until_async(lambda: consumer._popping is not None and len(consumer._popping.holding) == 5)
             popping = consumer._popping
             assert popping is not None
             assert list(popping.counts.values()) == [5]
             release.set()
-            await until(lambda: not len(popping.holding))
+            await until_async(lambda: not len(popping.holding))
 
     play(scene())
 
@@ -326,11 +323,11 @@ def test_a_restart_of_the_broker_loses_nothing_and_repeats_nothing_that_was_told
 
         consumer.listen(listen)
         async with consumer:
-            await until(lambda: got)
-            await until(lambda: consumer._popping is not None and not len(consumer._popping.holding))
+            await until_async(lambda: got)
+            await until_async(lambda: consumer._popping is not None and not len(consumer._popping.holding))
             await asyncio.to_thread(own_cluster.restart_broker)
             await send(own_cluster, name, "after")
-            await until(lambda: len(got) == 2)
+            await until_async(lambda: len(got) == 2)
         assert got == [b"before", b"after"]
 
     play(scene())

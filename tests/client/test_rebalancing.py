@@ -13,9 +13,10 @@ import pytest
 from contrailmq import Admin, ConsumeFromWhere, Message, MessageQueue, Producer, PushConsumer, StoredMessage
 from contrailmq.client.rebalance import ConfigStrategy
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 from .names import fresh_name
-from .waiting import ANSWER_S, Inbox, wait_until
+from .waiting import ANSWER_S, Inbox
 
 # Bounded in the long set only: a busy machine needs longer. That the timer is not what settles them is shown by a timer
 # that does not ring in time.
@@ -47,15 +48,15 @@ def is_settled(members: list[PushConsumer]) -> bool:
 
 def test_one_to_eight_to_one_members_settle_by_notification(cluster: LocalCluster, name: str) -> None:
     members = [member(cluster, name, rebalance_interval_s=NEVER_S)]
-    assert wait_until(lambda: is_settled(members))
+    until(lambda: is_settled(members))
     members += [member(cluster, name, rebalance_interval_s=NEVER_S) for _ in range(7)]
     began_s = time.monotonic()
-    assert wait_until(lambda: is_settled(members) and all(len(one.queues) == 1 for one in members))
+    until(lambda: is_settled(members) and all(len(one.queues) == 1 for one in members))
     grown_s = time.monotonic() - began_s
     while len(members) > 1:
         members.pop().shutdown()
     began_s = time.monotonic()
-    assert wait_until(lambda: is_settled(members))
+    until(lambda: is_settled(members))
     shrunk_s = time.monotonic() - began_s
     members.pop().shutdown()
     print(f"by notification: 1 to 8 settled in {grown_s:.2f} s, 8 to 1 in {shrunk_s:.2f} s")
@@ -87,10 +88,10 @@ def test_order_holds_and_no_queue_has_two_readers_while_members_change(cluster: 
     options = {"orderly": True, "from_where": ConsumeFromWhere.FIRST_OFFSET}
     members = [member(cluster, name, handle, **options)]
     for count in (300, 600, 900):
-        assert wait_until(lambda count=count: sum(map(len, seen.values())) >= count)
+        until(lambda count=count: sum(map(len, seen.values())) >= count)
         members.append(member(cluster, name, handle, **options))
     members.pop(0).shutdown()
-    assert wait_until(lambda: all(sorted(set(seen[q])) == list(range(150)) for q in range(8)))
+    until(lambda: all(sorted(set(seen[q])) == list(range(150)) for q in range(8)))
     for one in members:
         one.shutdown()
     assert overlaps == []
@@ -103,7 +104,7 @@ def test_a_stranger_strategy_takes_exactly_its_queues(cluster: LocalCluster, nam
     with Admin(namesrv=cluster.namesrv) as admin:
         wanted = admin.queues(name)[2:4]
     consumer = member(cluster, name, strategy=ConfigStrategy(wanted))
-    assert wait_until(lambda: consumer.queues == wanted)
+    until(lambda: consumer.queues == wanted)
     consumer.shutdown()
 
 
@@ -115,7 +116,7 @@ def test_the_application_hears_of_changes_and_its_errors_change_nothing(cluster:
         raise RuntimeError("broken callback")
 
     consumer = member(cluster, name, on_queues_changed=changed)
-    assert wait_until(lambda: (name, 8, 8) in heard)
+    until(lambda: (name, 8, 8) in heard)
     assert len(consumer.queues) == 8
     consumer.shutdown()
 
@@ -123,9 +124,9 @@ def test_the_application_hears_of_changes_and_its_errors_change_nothing(cluster:
 def test_topics_come_and_go_while_running(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     consumer = member(cluster, name, inbox, from_where=ConsumeFromWhere.FIRST_OFFSET)
-    assert wait_until(lambda: len(consumer.queues) == 8)
+    until(lambda: len(consumer.queues) == 8)
     consumer.unsubscribe(name)
-    assert wait_until(lambda: consumer.queues == [])
+    until(lambda: consumer.queues == [])
     consumer.suspend()
     consumer.subscribe(name)
     consumer.resume()

@@ -23,9 +23,10 @@ from contrailmq import (
 )
 from contrailmq.client.results import ConsumeOutcome
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 from .names import fresh_name
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
@@ -85,13 +86,13 @@ def test_after_the_last_retry_a_message_is_a_dead_letter_and_can_be_sent_again(q
         producer.send(Message(name, b"poison", keys=["p"]))
     consumer = consumer_of(quick, name, fail, max_reconsume_times=1)
     with Admin(namesrv=quick.namesrv) as admin:
-        assert wait_until(lambda: f"%DLQ%{name}" in admin.topics() and admin.dead_letters(name))
+        until(lambda: f"%DLQ%{name}" in admin.topics() and admin.dead_letters(name))
         (letter,) = admin.dead_letters(name)
         assert (letter.body, letter.keys) == (b"poison", ["p"])
         assert attempts == [0, 1]
         is_mended = True
         admin.resend_dead_letter(name, letter)
-        assert wait_until(lambda: len(attempts) == 3)
+        until(lambda: len(attempts) == 3)
     consumer.shutdown()
 
 
@@ -103,7 +104,7 @@ def test_a_listener_can_send_straight_to_the_dead_letters(quick: LocalCluster, n
         producer.send(Message(name, b"never"))
     consumer = consumer_of(quick, name, refuse)
     with Admin(namesrv=quick.namesrv) as admin:
-        assert wait_until(lambda: [letter.body for letter in admin.dead_letters(name)] == [b"never"])
+        until(lambda: [letter.body for letter in admin.dead_letters(name)] == [b"never"])
     consumer.shutdown()
 
 
@@ -119,7 +120,7 @@ def test_only_the_messages_after_the_acknowledged_ones_are_retried(quick: LocalC
     with Producer(name, namesrv=quick.namesrv) as producer:
         producer.send_batch([Message(name, b"a"), Message(name, b"b"), Message(name, b"c")])
     consumer = consumer_of(quick, name, first_only, consume_batch_size=8)
-    assert wait_until(lambda: counts == {b"a": 1, b"b": 2, b"c": 2}), counts
+    until(lambda: counts == {b"a": 1, b"b": 2, b"c": 2}, seen=lambda: counts)
     consumer.shutdown()
 
 
@@ -159,7 +160,7 @@ def test_an_orderly_message_that_never_succeeds_becomes_a_dead_letter_and_the_qu
     inbox.wait_for(2)
     assert inbox.bodies == [b"before", b"after"]
     with Admin(namesrv=quick.namesrv) as admin:
-        assert wait_until(lambda: [letter.body for letter in admin.dead_letters(name)] == [b"poison"])
+        until(lambda: [letter.body for letter in admin.dead_letters(name)] == [b"poison"])
     consumer.shutdown()
 
 
@@ -177,7 +178,7 @@ def test_an_orderly_listener_can_commit_and_roll_back_itself(quick: LocalCluster
         for body in (b"0", b"1"):
             producer.send(Message(name, body), queue=queue)
     consumer = consumer_of(quick, name, in_pairs, orderly=True, auto_commit=False, suspend_s=0.01)
-    assert wait_until(lambda: len(calls) == 4)
+    until(lambda: len(calls) == 4)
     consumer.shutdown()
     assert calls == [b"0", b"1", b"0", b"1"]
     with Admin(namesrv=quick.namesrv) as admin:
@@ -200,7 +201,7 @@ def test_delayed_messages_come_when_they_are_due_and_recalled_ones_never(quick: 
         recalled = producer.send(Message(name, b"recalled", delay=3.0))
         assert recalled.recall_handle
         assert producer.recall(name, recalled.recall_handle) == recalled.message_id
-    assert wait_until(lambda: len(arrived) == 3), arrived
+    until(lambda: len(arrived) == 3, seen=lambda: arrived)
     consumer.shutdown()
     assert arrived[b"level"] - sent >= 0.9
     assert arrived[b"timer"] - sent >= 1.9

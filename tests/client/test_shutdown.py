@@ -27,9 +27,10 @@ from contrailmq.client.errors import ClientStateError, OffsetNotStoredError
 from contrailmq.client.offset_store import LocalOffsetStore
 from contrailmq.client.transport import instance
 from contrailmq.testing import LocalCluster
+from waiting_for import until, until_async
 
 from .names import fresh_name
-from .waiting import Inbox, wait_until
+from .waiting import Inbox
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_shutdown_that_is_cancelled_leaves_the_group_all_the_same(
     asyncio.run(asyncio.wait_for(work(), 120))
     assert not instance._instances
     with Admin(namesrv=cluster.namesrv) as admin:
-        assert wait_until(lambda: admin.consumers(name) is None)
+        until(lambda: admin.consumers(name) is None)
 
 
 def test_a_listener_that_shuts_its_consumer_down_waits_for_itself_only_so_long(
@@ -127,7 +128,7 @@ def test_shutdowns_of_two_threads_both_wait_for_the_listener_and_its_offset(clus
         assert begun.wait(120)
         both = [threading.Thread(target=consumer.shutdown, daemon=True) for _ in range(2)]
         both[0].start()
-        assert wait_until(lambda: not consumer.is_running)
+        until(lambda: not consumer.is_running)
         both[1].start()
         both[1].join(0.2)
         assert [thread.is_alive() for thread in both] == [True, True]
@@ -165,7 +166,7 @@ def test_offsets_that_cannot_be_written_are_written_when_there_is_room_again(
             assert isinstance(store, LocalOffsetStore)
             assert await store.persist(list(dict(store.table.items()))) != []
             blocked.rmdir()
-            assert await asyncio.to_thread(wait_until, store.path.exists)
+            await until_async(store.path.exists)
 
     with Producer(name, namesrv=cluster.namesrv) as producer:
         producer.send(Message(name, b"x"))
@@ -189,7 +190,7 @@ def test_a_commit_that_did_not_reach_the_broker_is_an_error(own_cluster: LocalCl
         with pytest.raises(OffsetNotStoredError):
             consumer.commit({queue: 1})
         own_cluster.restart_broker()
-        assert wait_until(lambda: committed(consumer, queue) == 1)
+        until(lambda: committed(consumer, queue) == 1)
 
 
 def committed(consumer: LitePullConsumer, queue: MessageQueue) -> int:
@@ -206,7 +207,7 @@ def test_a_transaction_that_runs_at_shutdown_can_still_use_other_clients(cluster
 
         def execute(message: Message, arg: object) -> TransactionState:
             begun.set()
-            assert wait_until(lambda: not producer._client._life.is_running)  # shutdown has begun
+            until(lambda: not producer._client._life.is_running)  # shutdown has begun
             other.queues(name)  # on the loop that all blocking clients share
             sent.set()
             return TransactionState.COMMIT

@@ -21,9 +21,9 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.pop_strings import PopHandle
 from how_many import examples
+from waiting_for import until_async
 
 from .names import fresh_name
-from .waiting import wait_until
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 LONG_S = 60.0  # an invisible time that no test outlives
@@ -52,10 +52,6 @@ class Scene:
             assert batch, f"{len(found)} of {count} came within {timeout} s"
             found += batch
         return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    assert await asyncio.to_thread(wait_until, condition)
 
 
 def bodies(messages: list[StoredMessage]) -> set[str]:
@@ -149,7 +145,7 @@ def test_several_topics_are_received_in_turn_and_a_waiting_call_hears_of_any(clu
         waiting = asyncio.create_task(of.consumer.receive(32, LONG_S, 60.0))
         sources = of.consumer._sources
         assert sources is not None
-        await until(lambda: len(sources._silent) == 4)  # it was told by nobody that there is something
+        await until_async(lambda: len(sources._silent) == 4)  # it was told by nobody that there is something
         await of.send("late", topic=others[1])
         (late,) = await waiting
         assert (late.topic, late.body) == (others[1], b"late")

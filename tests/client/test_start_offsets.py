@@ -13,9 +13,9 @@ from contrailmq.wire.bodies import ConsumerList, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
+from waiting_for import until_async
 
 from .fake_peer import FakePeer, name_server, route_to
-from .waiting import wait_until
 
 CLIENT_IP = "10.1.1.1"
 GROUP = "g"
@@ -70,7 +70,7 @@ def test_a_stored_offset_wins_and_else_the_group_begins_where_it_wants(
             consumer.subscribe("T")
             consumer.listen(lambda _: None)
             async with consumer:
-                assert await asyncio.to_thread(wait_until, lambda: len(peer.asked(RequestCode.PULL_MESSAGE)) == 2)
+                await until_async(lambda: len(peer.asked(RequestCode.PULL_MESSAGE)) == 2)
             pulls = {
                 request.ext["topic"]: int(request.ext["queueOffset"])
                 for request in peer.asked(RequestCode.PULL_MESSAGE)

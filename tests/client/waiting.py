@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from contrailmq import StoredMessage
 from contrailmq.client.transport import instance
@@ -37,17 +37,6 @@ class Inbox:
         with self._changed:
             self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
             return list(self.messages)
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = ANSWER_S) -> bool:
-    """Whether the condition came true in time; it is looked at often."""
-    tick = threading.Event()
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        tick.wait(0.01)
-    return True
 
 
 class MovedLoop(asyncio.SelectorEventLoop):

@@ -14,10 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -37,6 +36,7 @@ from contrailmq import (
 )
 from contrailmq.message import MessageQueue, dlq_topic
 from contrailmq.testing import LocalCluster
+from waiting_for import LIMIT_S, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'contrailmq[dev]'")
@@ -46,7 +46,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium"),
 ]
 
-WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 HOSTILE = "<img src=x onerror=window.hurt=1><script>window.hurt=1</script>{{ 7 * 7 }}"
 PASSWORD = "correct horse"
 PICTURES = os.environ.get("CONTRAILMQ_SCREENSHOTS")
@@ -95,13 +94,6 @@ def data(cluster: LocalCluster) -> None:
         refusing.shutdown()
 
 
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
-
-
 def start(cluster: LocalCluster, *flags: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     command = [sys.executable, "-m", "contrailmq", "console", "-n", cluster.namesrv, "--port", "0", *flags]
@@ -118,7 +110,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 def end(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGTERM)
     try:
-        return process.wait(WAIT_S)
+        return process.wait(LIMIT_S)
     finally:
         process.kill()
         if process.stdout is not None:
@@ -163,7 +155,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, console: str) -> Iterator[Any]:
     """A tab in which nothing may fail, and nothing may be loaded from elsewhere."""
     context = browser.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(WAIT_S * 1000)
+    context.set_default_timeout(LIMIT_S * 1000)
     faults: list[str] = []
     opened = context.new_page()
     opened.on("pageerror", lambda error: faults.append(str(error)))
@@ -561,7 +553,7 @@ def test_a_read_only_console_behind_a_password_shows_everything_and_offers_nothi
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{console}/export/letters?group=refusing")
     context = browser.new_context()
-    context.set_default_timeout(WAIT_S * 1000)
+    context.set_default_timeout(LIMIT_S * 1000)
     page = context.new_page()
     page.goto(f"{console}/topics")
     page.wait_for_url("**/login")
@@ -594,7 +586,7 @@ def test_a_cluster_that_is_away_is_said_with_its_address(browser: Any, cluster: 
         page = browser.new_page()
         for path in ("/", "/topics", "/group?name=billing", "/letters"):
             page.goto(console + path)
-            page.get_by_role("alert").get_by_text("127.0.0.1:1").first.wait_for(timeout=WAIT_S * 1000)
+            page.get_by_role("alert").get_by_text("127.0.0.1:1").first.wait_for(timeout=LIMIT_S * 1000)
             assert "Traceback" not in page.content()
         page.close()
     finally:

@@ -18,6 +18,7 @@ from contrailmq.console.model.console_model import ConsoleModel
 from contrailmq.console.model.pipeline import ready_commands
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
 T = TypeVar("T")
 
@@ -37,13 +38,6 @@ def ask(namesrv: str, question: Callable[[ConsoleModel], Awaitable[T]], *, is_re
             await model.stop()
 
     return asyncio.run(run())
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not fact():
-        assert time.monotonic() < deadline, f"not within 120 s: {what}"
-        time.sleep(0.02)
 
 
 def test_open_half_messages_timers_and_delayed_ones_are_seen_and_ended_ones_are_not(cluster: LocalCluster) -> None:

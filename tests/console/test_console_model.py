@@ -18,9 +18,9 @@ from contrailmq.console.model.topics import TopicKind
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.testing import LocalCluster
 from contrailmq.testing.members import ProcessMember
+from waiting_for import until
 
 T = TypeVar("T")
-WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,6 @@ def ask(
             await model.stop()
 
     return asyncio.run(run())
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def filled(cluster: LocalCluster, topic: str, count: int, *, queues: int = 2) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from client.waiting import wait_until
+from waiting_for import until
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -22,16 +22,17 @@ def test_the_readmes_send_and_receive_runs(monkeypatch: pytest.MonkeyPatch) -> N
     block = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert block is not None
     printed = io.StringIO()
-    seen: list[bool] = []
+    looks: list[str] = []
 
     def look(prompt: str) -> str:
-        seen.append(wait_until(lambda: "[b'" in printed.getvalue()))
+        until(lambda: "[b'" in printed.getvalue(), "the message is printed", seen=printed.getvalue)
+        looks.append(prompt)
         return ""
 
     monkeypatch.setattr(builtins, "input", look)
     with redirect_stdout(printed):
         exec(compile(block[1], str(README), "exec"), {"__name__": "__main__"})
-    assert seen == [True], printed.getvalue()
+    assert len(looks) == 1
 
 
 def test_the_readmes_pytest_example_passes(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from apache import Apache
 from typer.testing import CliRunner
 
-from client.waiting import wait_until
 from contrailmq import Admin, Message, MessageQueue, Producer
 from contrailmq.cli import app
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 
@@ -23,7 +23,7 @@ def namesrv(rocketmq: Apache) -> Iterator[str]:
     """Two topics with messages that a group has partly consumed."""
     with rocketmq.cluster(autoCreateTopicEnable="true", traceTopicEnable="true") as (address, _):
         with Admin(namesrv=address) as admin:
-            assert wait_until(lambda: "TBW102" in admin.topics())
+            until(lambda: "TBW102" in admin.topics())
             admin.create_topic("Orders", queues=1)
             admin.create_topic("Ordered", queues=2, order=True, attributes={"message.type": "FIFO"})
             admin.create_group("billing")
@@ -67,13 +67,13 @@ def test_the_last_messages_are_told(namesrv: str, options: tuple[str, ...], bodi
 def test_a_message_is_traced_and_sent_again(namesrv: str) -> None:
     (message,) = run_json(namesrv, "message", "by-key", "Orders", "k0")
     with Admin(namesrv=namesrv) as admin:
-        assert wait_until(lambda: bool(admin.trace(message["message_id"])))
+        until(lambda: bool(admin.trace(message["message_id"])))
     assert run_json(namesrv, "message", "trace", message["message_id"])[0]["what"] == "sent"
     run(namesrv, "topic", "create", "Again", "--queues", "1")
     with Producer("shop", namesrv=namesrv) as producer:
         first = producer.send(Message("Again", b"again", keys=["a"])).message_id
     with Admin(namesrv=namesrv) as admin:
-        assert wait_until(lambda: admin.message("Again", first) is not None)
+        until(lambda: admin.message("Again", first) is not None)
     sent = run_json(namesrv, "message", "resend", "Again", first, "--yes")
     assert sent["queue_offset"] == 1
 
@@ -115,7 +115,7 @@ def test_a_plain_cluster_carries_over(namesrv: str) -> None:
 def test_producers_are_listed_and_unknown_settings_refused(namesrv: str) -> None:
     with Producer("listed", namesrv=namesrv) as producer:
         producer.send(Message("Orders", b"x"))
-        assert wait_until(lambda: bool(run_json(namesrv, "producers", "--group", "listed")))
+        until(lambda: bool(run_json(namesrv, "producers", "--group", "listed")))
     (row,) = run_json(namesrv, "cluster", "list")
     assert "did you mean fileReservedTime?" in run(
         namesrv, "broker", "set", row["address"], "fileReservdTime=1", code=1

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,18 +16,11 @@ from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Produ
 from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
+from waiting_for import LIMIT_S, until
 
 pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
-WAIT_S = 150.0
 FILE_BYTES = 1024 * 1024
-
-
-def _until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.1)
 
 
 def _log(store: Path) -> bytes:
@@ -43,10 +35,10 @@ def _follow(copy: Path, ha_port: int, conf: Path, is_there: Callable[[], bool]) 
         [*command, "--follow", "-c", str(conf), "--json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        _until(lambda: is_there() or process.poll() is not None, "all of the log in the copy")
+        until(lambda: is_there() or process.poll() is not None, "all of the log in the copy")
         assert process.poll() is None, "it waits for more"
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=WAIT_S)
+        output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
         process.wait()
@@ -88,5 +80,5 @@ def test_apaches_master_is_backed_up_while_it_runs(rocketmq: Apache, tmp_path: P
             got.update(message.body for message in consumer.poll(timeout=1.0))
             return len(got) == 1020
 
-        _until(is_read, "every message from the copy")
+        until(is_read, "every message from the copy")
         assert {b"%d" % number * 500 for number in range(1000)} <= got

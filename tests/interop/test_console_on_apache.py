@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from apache import Apache
 
-from client.waiting import wait_until
 from contrailmq import Admin, ConsumeFromWhere, ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer
+from waiting_for import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'contrailmq[dev]'")
@@ -30,7 +30,7 @@ def namesrv(rocketmq: Apache) -> Iterator[str]:
     """A topic that a group has consumed in part, and the dead letters of another group."""
     with rocketmq.cluster(autoCreateTopicEnable="true") as (address, _):
         with Admin(namesrv=address) as admin:
-            assert wait_until(lambda: "TBW102" in admin.topics())
+            until(lambda: "TBW102" in admin.topics())
             for topic in ("Orders", "Refused"):
                 admin.create_topic(topic, queues=1)
             admin.create_group("billing")
@@ -46,7 +46,7 @@ def namesrv(rocketmq: Apache) -> Iterator[str]:
             refusing.listen(lambda messages: ConsumeResult.RETRY)
             refusing.start()
             try:
-                assert wait_until(lambda: len(admin.dead_letters("refusing")) == 4)
+                until(lambda: len(admin.dead_letters("refusing")) == 4)
             finally:
                 refusing.shutdown()
         yield address
@@ -119,7 +119,7 @@ def test_a_message_is_sent_and_letters_are_resent_from_the_console(page: Any, co
     with LitePullConsumer("reader", namesrv=namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as reader:
         reader.subscribe("Orders")
         got: list[bytes] = []
-        assert wait_until(lambda: bool(got.extend(one.body for one in reader.poll(timeout=1.0)) or len(got) == 5))
+        until(lambda: bool(got.extend(one.body for one in reader.poll(timeout=1.0)) or len(got) == 5))
     assert got == [*(b'{"order": %d}' % number for number in range(4)), b"from a browser"]
     page.goto(f"{console}/letters?group=refusing")
     page.get_by_text("r-3").first.wait_for()
@@ -132,7 +132,7 @@ def test_a_message_is_sent_and_letters_are_resent_from_the_console(page: Any, co
     consumer.listen(lambda messages: seen.extend(one.body for one in messages if "DLQ_RESENT_FROM" in one.properties))
     consumer.start()
     try:
-        assert wait_until(lambda: len(seen) == 4)
+        until(lambda: len(seen) == 4)
     finally:
         consumer.shutdown()
     assert sorted(seen) == [b"no 0", b"no 1", b"no 2", b"no 3"]

@@ -10,12 +10,12 @@ import pytest
 from apache import Apache, Program
 from typer.testing import CliRunner
 
-from client.waiting import wait_until
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer
 from contrailmq.cli import app
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
 from metrics.scraping import Sample, label_names, scrape
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
@@ -34,7 +34,7 @@ def theirs(rocketmq: Apache) -> Iterator[tuple[str, Program, str]]:
         metricsPromExporterPort=port,
         metricsPromExporterHost="127.0.0.1",
     ) as (namesrv, broker):
-        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
+        until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
         yield namesrv, broker, f"127.0.0.1:{port}"
 
 
@@ -63,7 +63,7 @@ def test_our_page_has_every_name_label_and_bucket_of_theirs(theirs: tuple[str, P
     namesrv, _, address = theirs
     consumer = traffic(namesrv)
     try:
-        wait_until(lambda: "rocketmq_consumer_lag_messages" in {name for name, _ in scrape(address)})
+        until(lambda: "rocketmq_consumer_lag_messages" in {name for name, _ in scrape(address)})
         apaches = scrape(address)
     finally:
         consumer.shutdown()
@@ -74,7 +74,7 @@ def test_our_page_has_every_name_label_and_bucket_of_theirs(theirs: tuple[str, P
         metrics = cluster.broker().metrics
         assert metrics is not None
         own = metrics.address
-        wait_until(lambda: names <= {name for name, _ in scrape(own)})  # the wheel takes the timer in by itself
+        until(lambda: names <= {name for name, _ in scrape(own)})  # the wheel takes the timer in by itself
         ours = scrape(own)
         consumer.shutdown()
     missing = sorted(names - {name for name, _ in ours})

@@ -9,8 +9,8 @@ import pytest
 from apache import Apache
 
 from client.test_end_to_end import *  # noqa: F403 -- the same tests, other fixtures
-from client.waiting import wait_until
 from contrailmq import Admin
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 
@@ -19,5 +19,5 @@ pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 def cluster(rocketmq: Apache) -> Iterator[SimpleNamespace]:
     with rocketmq.cluster(autoCreateTopicEnable="true") as (namesrv, broker):
         # The port opens before the broker has told the NameServer of its topics.
-        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
+        until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
         yield SimpleNamespace(namesrv=namesrv, broker_address=broker.address)

@@ -9,11 +9,12 @@ import pytest
 from apache import Apache
 
 import contrailmq.aio as aio
-from client.waiting import ANSWER_S, wait_until
+from client.waiting import ANSWER_S
 from contrailmq import Admin, ConsumeFromWhere, Message, StoredMessage
 from contrailmq.client.errors import ReceiptExpiredError
 from contrailmq.client.records import PoppedMessage
 from contrailmq.message import pop_retry_topic
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 
@@ -24,7 +25,7 @@ LONG_S = 120.0
 @pytest.fixture(scope="module")
 def namesrv(rocketmq: Apache) -> Iterator[str]:
     with rocketmq.cluster(autoCreateTopicEnable="true") as (address, _):
-        assert wait_until(lambda: "TBW102" in Admin(namesrv=address).topics())
+        until(lambda: "TBW102" in Admin(namesrv=address).topics())
         yield address
 
 
@@ -92,7 +93,7 @@ def test_a_push_consumer_pops_and_settles_everything(namesrv: str, orderly: bool
         consumer.listen(listen)
         async with consumer:
             popping_done = lambda: consumer._popping is not None and not len(consumer._popping.holding)  # noqa: E731
-            assert await asyncio.to_thread(wait_until, lambda: len(set(seen)) == 50 and popping_done())
+            await asyncio.to_thread(until, lambda: len(set(seen)) == 50 and popping_done())
         if orderly:
             assert seen == [*wanted[:8], *wanted[7:]]
         else:

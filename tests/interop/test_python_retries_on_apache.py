@@ -9,8 +9,8 @@ import pytest
 from apache import Apache
 
 from client.test_retries import *  # noqa: F403 -- the same tests, other fixtures
-from client.waiting import wait_until
 from contrailmq import Admin
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 
@@ -24,5 +24,5 @@ def quick(rocketmq: Apache) -> Iterator[SimpleNamespace]:
         transactionTimeOut=1000,
         transactionCheckInterval=500,
     ) as (namesrv, broker):
-        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
+        until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
         yield SimpleNamespace(namesrv=namesrv, broker_address=broker.address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,17 +15,9 @@ from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import HaConnectionInfo
 from free_ports import free_port
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
-
-WAIT_S = 90.0
-
-
-def _until(fact: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.1)
 
 
 def _log(store: Path, end: int) -> bytes:
@@ -48,7 +39,7 @@ def _apaches_slave(rocketmq: Apache, cluster: LocalCluster, store: Path) -> Prog
 
 def _follows(cluster: LocalCluster) -> None:
     """A slave of Apache's is silent for up to 5 s after it has connected."""
-    _until(lambda: any(slave.slave_ack_offset >= 0 for slave in _slaves(cluster)), lambda: _slaves(cluster))
+    until(lambda: any(slave.slave_ack_offset >= 0 for slave in _slaves(cluster)), seen=lambda: _slaves(cluster))
 
 
 def test_apaches_slave_acknowledges_for_our_sync_master(rocketmq: Apache, tmp_path: Path) -> None:
@@ -87,7 +78,7 @@ def test_apaches_slave_acknowledges_for_our_sync_master(rocketmq: Apache, tmp_pa
         assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
         with _apaches_slave(rocketmq, cluster, theirs):
             _follows(cluster)
-            _until(is_equal, lambda: _slaves(cluster))
+            until(is_equal, seen=lambda: _slaves(cluster))
             again = producer.send(Message("Shop", b"both have this"), timeout=10.0)
             assert again.status is SendStatus.OK
             assert is_equal()
@@ -103,7 +94,7 @@ def _send(namesrv: str, numbers: range) -> None:
     """As a producer that goes on until the master is back: routes are up to a heartbeat old."""
     with Producer("shop", namesrv=namesrv) as producer:
         for number in numbers:
-            _until(lambda number=number: _is_sent(producer, number), lambda number=number: number)  # type: ignore[misc]
+            until(lambda number=number: _is_sent(producer, number), seen=lambda number=number: number)  # type: ignore[misc]
 
 
 def _is_sent(producer: Producer, number: int) -> bool:
@@ -168,8 +159,8 @@ def test_javas_consumers_read_from_apaches_slave_while_our_master_is_gone(rocket
         def await_slave() -> None:
             """The log at once; the topics when Apache's slave has run for a minute."""
             end = cluster.broker().store.appended_offset
-            _until(lambda: _log(path, end) == _log(theirs, end), lambda: _slaves(cluster))
-            _until(lambda: '"Shop"' in _text(theirs / "config" / "topics.json"), lambda: "Apache's slave has the topic")
+            until(lambda: _log(path, end) == _log(theirs, end), seen=lambda: _slaves(cluster))
+            until(lambda: '"Shop"' in _text(theirs / "config" / "topics.json"), "Apache's slave has the topic")
 
         _reads_go_on(
             rocketmq,
@@ -202,7 +193,7 @@ def test_our_slave_follows_a_master_of_apaches_4_9_7_and_is_read_while_it_is_gon
     ):
 
         def await_slave() -> None:
-            _until(lambda: _is_copy(theirs, ours), lambda: (len(_written(theirs)), len(_written(ours))))
+            until(lambda: _is_copy(theirs, ours), seen=lambda: (len(_written(theirs)), len(_written(ours))))
 
         _reads_go_on(
             rocketmq,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,23 +16,16 @@ from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from free_ports import free_port
+from waiting_for import until
 
 pytestmark = pytest.mark.program("Apache's broker", "5.5.0")
 
-WAIT_S = 150.0  # Apache's slave asks for its tables when it has run for a minute
 TABLES = {
     "topics.json": "topicConfigTable",
     "subscriptionGroup.json": "subscriptionGroupTable",
     "consumerOffset.json": "offsetTable",
     "delayOffset.json": "offsetTable",
 }
-
-
-def _until(fact: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.1)
 
 
 def _work(namesrv: str) -> None:
@@ -81,9 +72,9 @@ def _timers(store: Path) -> object:
 def _expect_copies(master: Path, slave: Path) -> None:
     """Every table of the slave becomes its master's, and says what was done above."""
     for name in TABLES:
-        _until(
+        until(
             lambda name=name: _table(master, name) is not None and _table(slave, name) == _table(master, name),  # type: ignore[misc]
-            lambda name=name: (name, _table(master, name), _table(slave, name)),  # type: ignore[misc]
+            seen=lambda name=name: (name, _table(master, name), _table(slave, name)),  # type: ignore[misc]
         )
     topics, groups, offsets = (_table(slave, name) for name in list(TABLES)[:3])
     assert isinstance(topics, dict)
@@ -92,16 +83,16 @@ def _expect_copies(master: Path, slave: Path) -> None:
     assert groups["billing"]["retryMaxTimes"] == 5
     assert isinstance(offsets, dict)
     assert offsets["Shop@billing"] == {"1": 3}
-    _until(lambda: _timers(slave) == _timers(master) == {"Shop": 1}, lambda: (_timers(master), _timers(slave)))
-    _until(
+    until(lambda: _timers(slave) == _timers(master) == {"Shop": 1}, seen=lambda: (_timers(master), _timers(slave)))
+    until(
         lambda: _checkpoint(slave).master_queue_offset == _checkpoint(master).master_queue_offset == 2,
-        lambda: (_checkpoint(master), _checkpoint(slave)),
+        seen=lambda: (_checkpoint(master), _checkpoint(slave)),
     )
     reached_ms = _checkpoint(master).read_time_ms
-    _until(lambda: _checkpoint(slave).read_time_ms >= reached_ms, lambda: (reached_ms, _checkpoint(slave)))
+    until(lambda: _checkpoint(slave).read_time_ms >= reached_ms, seen=lambda: (reached_ms, _checkpoint(slave)))
     # The master answers what it has in memory, and writes its own file once a second: that may come later.
     copied_ms = _checkpoint(slave).read_time_ms
-    _until(lambda: _checkpoint(master).read_time_ms >= copied_ms, lambda: (copied_ms, _checkpoint(master)))
+    until(lambda: _checkpoint(master).read_time_ms >= copied_ms, seen=lambda: (copied_ms, _checkpoint(master)))
     copied = _table(slave, "delayOffset.json")
     assert isinstance(copied, dict)
     assert copied["1"] == 1
@@ -113,9 +104,9 @@ def test_our_slave_has_the_tables_of_apaches_master(rocketmq: Apache, tmp_path: 
         _work(namesrv)
         slave = {"brokerName": "broker-a", "brokerId": 1, "brokerRole": "SLAVE", "storePathRootDir": tmp_path / "ours"}
         with our_broker(tmp_path, namesrv, slave):
-            _until(lambda: (_table(store, "delayOffset.json") or {}) == {"1": 1}, lambda: "Apache delivers")
+            until(lambda: (_table(store, "delayOffset.json") or {}) == {"1": 1}, "Apache delivers")
             _expect_copies(store, tmp_path / "ours")
-            _until(lambda: _log(tmp_path / "ours") == _log(store), lambda: "equal logs, byte for byte")
+            until(lambda: _log(tmp_path / "ours") == _log(store), "equal logs, byte for byte")
             assert len(_log(store)) > 1000
             shown = rocketmq.mqadmin("clusterList", namesrv=namesrv)
             assert [line.split()[2] for line in shown.splitlines() if "broker-a" in line] == ["0", "1"]
@@ -138,7 +129,7 @@ def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_mas
         with Producer("shop", namesrv=namesrv.address) as producer:
             with our_broker(tmp_path, namesrv.address, given) as first:
                 producer.send(Message("Shop", b"first"))
-                _until(lambda: _log(ours) == _log(store), lambda: "the first message")
+                until(lambda: _log(ours) == _log(store), "the first message")
                 for number in range(1500):
                     producer.send(Message("Shop", b"%d" % number * 300, keys=f"k{number}"))
                 producer.send_batch([Message("Shop", b"batch %d" % number) for number in range(20)])
@@ -148,7 +139,7 @@ def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_mas
                 producer.send(Message("Shop", b"%d" % number * 300, keys=f"k{number}"))
             second = our_broker(tmp_path, namesrv.address, given)
             with second:
-                _until(lambda: _log(ours) == _log(store), lambda: "equal logs, byte for byte")
+                until(lambda: _log(ours) == _log(store), "equal logs, byte for byte")
                 assert len(list((ours / "commitlog").iterdir())) >= 2
                 master.stop()
                 with LitePullConsumer(
@@ -156,7 +147,7 @@ def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_mas
                 ) as consumer:
                     consumer.subscribe("Shop")
                     got: set[bytes] = set()
-                    _until(lambda: len(_gather(consumer, got)) >= 2022, lambda: len(got))
+                    until(lambda: len(_gather(consumer, got)) >= 2022, seen=lambda: len(got))
                 assert {b"%d" % number * 300 for number in range(2000)} <= got
     with StoreView(StoreConfig(ours)) as view:
         assert verify_store(view).findings == []

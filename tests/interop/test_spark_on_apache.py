@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from apache import Apache
 
+from waiting_for import until
+
 pytestmark = pytest.mark.program("Apache's broker under our clients", "5.5.0")
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from client.waiting import wait_until  # noqa: E402
 from contrailmq import Admin, Message, Producer  # noqa: E402
 from contrailmq.client.blocking.raw_halves import End  # noqa: E402
 from contrailmq.spark.columns import COLUMNS  # noqa: E402
@@ -32,7 +33,7 @@ ROWS = 120
 @pytest.fixture(scope="module")
 def cluster(rocketmq: Apache) -> Iterator[SimpleNamespace]:
     with rocketmq.cluster(autoCreateTopicEnable="true", transactionTimeOut=60_000) as (namesrv, _):
-        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
+        until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
         yield SimpleNamespace(namesrv=namesrv)
 
 
@@ -57,7 +58,7 @@ def settings(cluster: SimpleNamespace, tmp_path: Path, request: pytest.FixtureRe
     topic = f"Once{len(request.node.name)}"
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic(topic, queues=2)
-    assert wait_until(lambda: topic in Admin(namesrv=cluster.namesrv).topics())
+    until(lambda: topic in Admin(namesrv=cluster.namesrv).topics())
     (tmp_path / "decisions").mkdir()
     once = ExactlyOnce(str(tmp_path / "decisions"), log_id=topic, write_name="write", immunity_s=60)
     return SinkSettings(cluster.namesrv, topic=topic, group=f"g_{topic}", exactly_once=once)

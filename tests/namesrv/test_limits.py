@@ -17,6 +17,7 @@ from contrailmq.wire.codes import RequestCode as Code
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until_async
 
 from .test_server import Leaving, Staying, ext, registration, running
 
@@ -75,14 +76,6 @@ def a_server(home: Path, **settings: int) -> NameServer:
 
 async def until(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, WAIT_S)
-
-
-async def turns_until(is_met: Callable[[], bool]) -> None:
-    for _ in range(1_000_000):
-        if is_met():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("not met in a million turns of the loop")
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -283,7 +276,7 @@ def test_stopping_answers_and_saves_what_was_accepted(tmp_path: Path, saving: Ga
             connection.invoke(Code.PUT_KV_CONFIG, {**header, "key": str(number)}, timeout_s=WAIT_S)
             for number in range(3000)
         ]
-        await turns_until(lambda: len(server.kv.namespace("n") or ()) == 3000)
+        await until_async(lambda: len(server.kv.namespace("n") or ()) == 3000, look_s=0)
         stopping = asyncio.ensure_future(server.stop())
         await until(saving.entered)
         assert not stopping.done()
@@ -305,9 +298,9 @@ def test_stopping_waits_for_what_nobody_asked_an_answer_for(tmp_path: Path, savi
         await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
         await until(saving.entered)
         await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k2", "value": "v"})
-        await turns_until(lambda: server._kv_saving.has_next)  # for the next write
+        await until_async(lambda: server._kv_saving.has_next, look_s=0)  # for the next write
         stopping = asyncio.ensure_future(server.stop())
-        await turns_until(lambda: not server.connection_count)
+        await until_async(lambda: not server.connection_count, look_s=0)
         for _ in range(50):
             await asyncio.sleep(0)
         assert not stopping.done()
@@ -329,7 +322,7 @@ def test_what_is_not_done_in_the_time_for_stopping_is_refused(tmp_path: Path, re
             asyncio.ensure_future(client.invoke(server.address, Code.REGISTER_BROKER, ext(), large, timeout_s=WAIT_S))
             for _ in range(2)
         ]
-        await turns_until(lambda: server._registrations_read == 2)
+        await until_async(lambda: server._registrations_read == 2, look_s=0)
         await until(reading.entered)
         stopping = asyncio.ensure_future(server.stop())
         for answer in answers:
@@ -349,9 +342,9 @@ def test_stopping_waits_for_a_write_that_has_begun_and_begins_no_other(tmp_path:
         server.handle(connection, parsed(put(1)))  # type: ignore[arg-type]
         await until(saving.entered)
         server.handle(connection, parsed(put(2)))  # type: ignore[arg-type]
-        await turns_until(lambda: server._kv_saving.has_next)
+        await until_async(lambda: server._kv_saving.has_next, look_s=0)
         stopping = asyncio.ensure_future(server.stop())
-        await turns_until(lambda: len(connection.answers) == 2)
+        await until_async(lambda: len(connection.answers) == 2, look_s=0)
         for _ in range(50):
             await asyncio.sleep(0)
         assert not stopping.done()

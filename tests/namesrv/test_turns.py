@@ -28,8 +28,9 @@ from contrailmq.wire.codes import request_name
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
 from server_collector import collector_of_a_server
+from waiting_for import until_async
 
-from .test_limits import a_server, turns_until
+from .test_limits import a_server
 from .test_server import IDENTITY, ext, registration
 
 HELD_S_MAX = 0.050
@@ -169,7 +170,7 @@ def test_a_broker_with_95000_topics_comes_is_asked_about_and_goes(tmp_path: Path
             await asyncio.to_thread(ask_all, asking, everything, 4 * len(ABOUT_ALL_TOPICS))
             held.note("all of that in one write, four times")
             broker.close()
-            await turns_until(lambda: not server.tables.live)
+            await until_async(lambda: not server.tables.live, look_s=0)
             held.note("goes")
 
     run(tmp_path, main)

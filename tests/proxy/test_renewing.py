@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,15 +21,9 @@ from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
 from proxy.calling import Caller, proxy_of, topic
 from proxy.test_consuming import acknowledge, filled, gathered, receive, seconds
+from waiting_for import until_async
 
 LIMIT_S: Final = 120
-
-
-async def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
-    """Look again in each pass of the loop."""
-    async with asyncio.timeout(limit_s):
-        while not is_so():  # noqa: ASYNC110 - what other tasks bring about
-            await asyncio.sleep(0.005)
 
 
 def ask_to_receive(caller: Caller, name: str, group: str, *, auto_renew: bool = False) -> Any:
@@ -97,9 +91,9 @@ def test_what_crosses_a_renewal_counts_for_the_renewed_message(
             fields = CALLS[call](got.system_properties.receipt_handle)
             answers = HeldAnswers(server)
             renewal = asyncio.create_task(server.service.renewals.renew())
-            await until(lambda: answers.changed == 1)
+            await until_async(lambda: answers.changed == 1)
             asked = asyncio.create_task(caller.call(call, group=topic(group), topic=topic(name), **fields))
-            await until(lambda: server.served[call] == 1)
+            await until_async(lambda: server.served[call] == 1)
             answers.go.set()
             answer = await asked
             assert answer.status.code == Code.OK, answer
@@ -184,7 +178,7 @@ def test_a_broker_that_stands_still_holds_up_no_other_broker_s_messages(monkeypa
                     held += await receive_from(caller, broker, "still", auto_renew=True)
             with standing_still(cluster, 0):
                 before = {handle: renewals.newest("one@1", handle) for handle in handles["broker-1"]}
-                await until(
+                await until_async(
                     lambda: all(renewals.newest("one@1", handle) != was for handle, was in before.items()), soon_s
                 )
                 leaving = asyncio.create_task(renewals.release("one@1"))
@@ -216,7 +210,7 @@ def test_a_message_comes_soon_to_others_when_its_receiver_left_while_it_waited(
             assert server.service is not None
             caller, waiters = Caller(channel, "here@1"), cluster.broker().pop.waiters
             asked = ask_to_receive(caller, name, group, auto_renew=auto_renew)
-            await until(lambda: any(key[:2] == (name, group) for key in waiters.awaited()))
+            await until_async(lambda: any(key[:2] == (name, group) for key in waiters.awaited()))
             asked.cancel()
             await caller.call("Heartbeat")  # on the same connection: the proxy has heard of the cancel
             await asyncio.to_thread(producer.send, Message(name, b"for who is there"))
@@ -251,7 +245,7 @@ def test_messages_of_a_client_that_never_said_its_settings_come_back_when_it_is_
             [kept] = await gathered(lively, "unsettled-too", "unsettled", 1, auto_renew=True)
             living = asyncio.create_task(live(lively))
             [left] = await gathered(silent, "unsettled", "unsettled", 1, auto_renew=True)
-            await until(lambda: renewals.newest("silent@1", left.system_properties.receipt_handle) is None)
+            await until_async(lambda: renewals.newest("silent@1", left.system_properties.receipt_handle) is None)
             assert renewals.newest("lively@2", kept.system_properties.receipt_handle) is not None
             living.cancel()
             async with asyncio.timeout(20):

@@ -38,10 +38,10 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectionClosedError, ResponseError
 from how_many import IS_LONG
+from waiting_for import until
 
 ROUNDS = 50 if IS_LONG else 4
 BATCHES, TASKS, ROWS = 3, 2, 6
-GUARD_S = 120.0
 STEPS = {"cluster": 100, "single_cluster": 250}  # about as many as a write takes
 CHECKS = {"transactionTimeOut": 1, "transactionCheckInterval": 200, "transactionCheckMax": 1000}
 
@@ -140,10 +140,7 @@ def wait_until_nothing_is_pending(cluster: LocalCluster, settings: SinkSettings)
     answerer = Answerer(settings)
     answerer.start()
     try:
-        deadline_s = time.monotonic() + GUARD_S
-        while pending(cluster, settings.topic):
-            assert time.monotonic() < deadline_s, f"{pending(cluster, settings.topic)} half messages are pending"
-            time.sleep(0.05)
+        until(lambda: not pending(cluster, settings.topic), "no half message is pending")
     finally:
         answerer.close()
 
@@ -216,10 +213,7 @@ def test_an_aborted_batch_is_rolled_back_and_a_decided_one_is_not(cluster: Local
     settings = settings_for(cluster, tmp_path / "sink", "Aborted")
     committer, halves = Committer(settings), [task(settings, 0, 0)]
     committer.abort(stream_batch("q", 0), halves)
-    deadline_s = time.monotonic() + GUARD_S
-    while pending(cluster, "Aborted"):  # the broker counts when the end that it answered is in its queue
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    until(lambda: not pending(cluster, "Aborted"), "the end that was answered is in its queue, and counted")
     assert visible(cluster.namesrv, "Aborted") == Counter()
     halves = [task(settings, 0, number) for number in range(TASKS)]
     with committer._settler() as settler:
@@ -341,11 +335,9 @@ def test_a_batch_whose_master_is_stood_in_for_waits_for_the_master(
         halves = [task(settings, 0, number) for number in range(TASKS if is_sent else 1)]
         pair.wait_until_replicated()
         pair.kill_broker(0)
-        slave, deadline_s = pair.broker_addresses[pair.slave_index()], time.monotonic() + GUARD_S
+        slave = pair.broker_addresses[pair.slave_index()]
         with Admin(namesrv=pair.namesrv) as admin:
-            while admin.broker_stats(slave)["isActingMaster"] != "true":
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
+            until(lambda: admin.broker_stats(slave)["isActingMaster"] == "true", "the slave stands in")
         wait, waits = Patience.wait, list[ContrailError]()
 
         def returning(self: Patience, exc: ContrailError) -> None:
@@ -375,10 +367,7 @@ def test_a_commit_waits_for_the_only_broker_of_its_topic_while_another_broker_is
 
         def kill() -> None:
             cluster.kill_broker(0)
-            deadline_s = time.monotonic() + GUARD_S
-            while reader.has_broker("broker-0"):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.01)
+            until(lambda: not reader.has_broker("broker-0"), "the broker that was killed is not in the route")
 
         def killing(call: Any) -> Any:
             def before(*given: Any) -> Any:
@@ -414,10 +403,7 @@ def test_a_half_message_that_was_put_back_by_checks_is_found_after_the_broker_fo
             committer._decisions.decide(stream_batch("q", 0), sent, settler.ends(sent))
         half_queue = MessageQueue(SystemTopic.HALF, sent[0].queue.broker_name, 0)
         with QueueReader(namesrv=cluster.namesrv) as reader:
-            deadline_s = time.monotonic() + GUARD_S
-            while reader.max_offset(half_queue) < 4 * len(sent):  # put back several times
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
+            until(lambda: reader.max_offset(half_queue) >= 4 * len(sent), "each is put back several times")
         cluster.stop_broker()
         cluster.restart_broker()
         Committer(settings, sleep=_no_sleep).recover()

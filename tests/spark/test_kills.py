@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,13 @@ from contrailmq.testing import LocalCluster
 from spark.killed_streams import IS_LONG, LOOK_S, start
 from spark.test_archive import archived, user_offsets
 from spark.test_topic_tables import order, place, put, rows_of, stored
+from waiting_for import until
 
 DRIVER_KILLS = 20 if IS_LONG else 1  # of each stream
 WORKER_KILLS = 30 if IS_LONG else 2
 SENT = 600
 TABLE_ROWS, KEYS = 600, 40
 CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
-GUARD_S = 300.0
 
 pytestmark = pytest.mark.spark
 
@@ -192,10 +191,8 @@ class Once(Sink):
 
     def check(self) -> None:
         assert sorted(int(row["body"]) for row in self.rows()) == list(range(SENT))
-        pending, deadline_s = self._cluster.broker().transactions.pending, time.monotonic() + GUARD_S
-        while pending():  # the driver of the session answers for what killed ones left
-            assert time.monotonic() < deadline_s, f"half messages are left: {pending()}"
-            time.sleep(LOOK_S)
+        pending = self._cluster.broker().transactions.pending
+        until(lambda: not pending(), "the session's driver has answered for what killed ones left", seen=pending)
         assert sorted(int(row["body"]) for row in self.rows()) == list(range(SENT))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from client.waiting import wait_until
 from contrailmq import Message, Producer
 from contrailmq.client.blocking.raw import QueueReader, RawPull
 from contrailmq.client.blocking.sync_admin import Admin
@@ -28,6 +27,7 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 from spark.test_rocketmq_source import Q0, FakeBroker, read, settings_of
+from waiting_for import until
 
 WHOLE = QueueRange(Q0, 0, 40)
 
@@ -176,12 +176,12 @@ def test_a_real_broker_that_is_away_is_an_error_and_a_topic_that_it_deleted_is_l
             assert offsets(part, lenient, reader) == [0]
             assert reader.has_broker(queue.broker_name)
             cluster.stop_broker()
-            assert wait_until(lambda: not reader.has_broker(queue.broker_name))
+            until(lambda: not reader.has_broker(queue.broker_name))
         with QueueReader(namesrv=cluster.namesrv) as fresh, pytest.raises(BrokerAwayError):
             offsets(part, lenient, fresh)
         cluster.restart_broker()
         with QueueReader(namesrv=cluster.namesrv) as fresh:
-            assert wait_until(lambda: fresh.has_broker(queue.broker_name))
+            until(lambda: fresh.has_broker(queue.broker_name))
             assert offsets(part, lenient, fresh) == [0]
         with Admin(namesrv=cluster.namesrv) as admin:
             admin.delete_topic("Orders")

@@ -26,12 +26,12 @@ from typer.testing import CliRunner
 
 import contrailmq
 import spark_java
-from client.waiting import wait_until
 from contrailmq.cli import app
 from contrailmq.spark.runtime.needs import NEEDED
 from free_ports import free_port
 from spark.conftest import expected
 from spark.standalone import HOME, Standalone, bare_environment, bare_python
+from waiting_for import until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 SOURCE = str(Path(contrailmq.__file__).parents[1])
@@ -183,8 +183,8 @@ def connect_server(place: Place) -> Iterator[str]:
         ) as server,
     ):
         try:
-            started = wait_until(lambda: "Spark Connect server started at" in log.read_text(), timeout_s=300)
-            assert started, log.read_text()
+            said_so = "Spark Connect server started at"
+            until(lambda: said_so in log.read_text(), "the server has started", seen=log.read_text, limit_s=300)
             yield f"sc://127.0.0.1:{port}"
         finally:
             server.terminate()

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,10 +25,10 @@ from contrailmq import (
 from contrailmq.client.errors import SendFailedError
 from contrailmq.client.producing.selectors import by_hash
 from contrailmq.testing import LocalCluster
+from waiting_for import LIMIT_S, until
 
 pytestmark = pytest.mark.servers
 
-WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
 ACTING = {
     "enableSlaveActingMaster": "true",
     "enableRemoteEscape": "true",
@@ -38,13 +37,6 @@ ACTING = {
     "transactionTimeOut": "500",
     "transactionCheckInterval": "300",
 }
-
-
-def until(fact: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < end, "not within the bound"
-        time.sleep(0.05)
 
 
 def test_a_half_message_of_the_dead_master_is_asked_about_by_another_and_committed_once() -> None:
@@ -94,7 +86,7 @@ def test_a_master_that_hangs_is_stood_in_for_before_its_connection_is_given_up()
     of_links = {
         "brokerNotActiveTimeoutMillis": "1000",
         "haSendHeartbeatInterval": "200",
-        "haHousekeepingInterval": str(int(10 * WAIT_S * 1000)),
+        "haHousekeepingInterval": str(int(10 * LIMIT_S * 1000)),
     }
     with LocalCluster(slaves=1, processes=True, config=ACTING | of_links) as cluster:
         with Producer("p", namesrv=cluster.namesrv) as producer:
@@ -127,7 +119,7 @@ def test_a_send_to_a_chosen_queue_waits_for_the_master_while_its_slave_stands_in
         cluster.kill_broker(0)
         with Admin(namesrv=cluster.namesrv) as admin:
             until(lambda: admin.route("T").brokers[0].addresses == {0: cluster.broker_addresses[slave]})
-        with Producer("p", namesrv=cluster.namesrv, send_timeout_s=WAIT_S) as producer:
+        with Producer("p", namesrv=cluster.namesrv, send_timeout_s=LIMIT_S) as producer:
             began_s = time.monotonic()
             with pytest.raises(SendFailedError, match="broker-0 is a slave .*start the master of broker-0"):
                 producer.send(Message("T", b"too early"), queue=queue, timeout=1.0)
@@ -142,7 +134,7 @@ def test_a_send_to_a_chosen_queue_waits_for_the_master_while_its_slave_stands_in
                 sending.append(threads.submit(producer.send_batch, batch, queue=queue))
                 sending.append(threads.submit(producer.send, Message("T", b"blocking"), queue=queue))
                 cluster.restart_broker(0)
-            assert {send.result(WAIT_S).status for send in sending} == {SendStatus.OK}
+            assert {send.result(LIMIT_S).status for send in sending} == {SendStatus.OK}
         with Admin(namesrv=cluster.namesrv) as admin:
             there = admin.messages_by_time("T", begin_ms=0, end_ms=2**62)
         sent = ("before", "one", "selected", "any", "first of two", "second of two", "blocking")

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,16 +20,9 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until
 
-WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
 FILE_BYTES = 1 << 20
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def body_of(number: int) -> bytes:

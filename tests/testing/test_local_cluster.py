@@ -32,12 +32,25 @@ from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
 from contrailmq.testing.members import ClusterError
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster() as made:
         yield made
+
+
+def polled(pull: LitePullConsumer, count: int) -> set[bytes]:
+    """What there is, once there are so many bodies."""
+    bodies: set[bytes] = set()
+
+    def are_all_there() -> bool:
+        bodies.update(message.body for message in pull.poll(timeout=1.0))
+        return len(bodies) >= count
+
+    until(are_all_there, f"{count} messages", seen=lambda: bodies)
+    return bodies
 
 
 def test_a_cluster_is_up_in_under_a_second_and_serves_a_producer_and_a_consumer(cluster: LocalCluster) -> None:
@@ -67,11 +80,7 @@ def test_what_was_acknowledged_survives_a_clean_restart_on_the_same_port() -> No
             producer.send(Message("Orders", b"after"))
         with LitePullConsumer("audit", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull:
             pull.subscribe("Orders")
-            bodies: set[bytes] = set()
-            deadline = time.monotonic() + 120
-            while bodies != {b"before", b"after"} and time.monotonic() < deadline:
-                bodies |= {message.body for message in pull.poll(timeout=1.0)}
-        assert bodies == {b"before", b"after"}
+            assert polled(pull, 2) == {b"before", b"after"}
 
 
 def test_what_was_acknowledged_with_synchronous_flush_survives_a_kill() -> None:
@@ -247,11 +256,7 @@ def test_a_broker_with_a_write_buffer_pool_delivers_what_it_committed() -> None:
     ):
         producer.send(Message("Orders", b"pooled"))
         pull.subscribe("Orders")
-        deadline = time.monotonic() + 120
-        bodies: list[bytes] = []
-        while not bodies and time.monotonic() < deadline:
-            bodies = [message.body for message in pull.poll(timeout=1.0)]
-        assert bodies == [b"pooled"]
+        assert polled(pull, 1) == {b"pooled"}
 
 
 def test_a_consumer_of_cold_data_is_served_by_the_workers() -> None:
@@ -263,11 +268,7 @@ def test_a_consumer_of_cold_data_is_served_by_the_workers() -> None:
         for number in range(10):
             producer.send(Message("Cold", b"%d" % number))
         pull.subscribe("Cold")
-        deadline = time.monotonic() + 120
-        bodies: set[bytes] = set()
-        while len(bodies) < 10 and time.monotonic() < deadline:
-            bodies |= {message.body for message in pull.poll(timeout=1.0)}
-        assert bodies == {b"%d" % number for number in range(10)}
+        assert polled(pull, 10) == {b"%d" % number for number in range(10)}
 
 
 def test_a_name_server_that_never_answers_does_not_hold_up_the_start(

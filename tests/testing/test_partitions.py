@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +17,10 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.tls import client_tls
 from contrailmq.wire.transport import RemotingClient
 from testing.test_tls_cluster import ENFORCED, OF_CLIENT
+from waiting_for import LIMIT_S, until
 
-WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
 QUICK = {"haSendHeartbeatInterval": "100", "haHousekeepingInterval": "600"}
 SYNC = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "slaveTimeout": "300"}
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def send(cluster: LocalCluster, body: bytes) -> SendStatus:
@@ -191,7 +182,7 @@ def test_nothing_passes_a_cut_relay_and_all_of_it_does_later() -> None:
         await relay.close()
         server.close()
         del gone_reader
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(LIMIT_S):
             while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - tasks have no event
                 await asyncio.sleep(0)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,9 @@ import pytest
 from contrailmq import Admin, ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
 from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
+from waiting_for import until
 
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
 SYNC = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"}
-
-
-def until(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
-        time.sleep(0.02)
 
 
 def send(cluster: LocalCluster, bodies: list[bytes]) -> None:

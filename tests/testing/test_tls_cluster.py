@@ -9,7 +9,6 @@ import re
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.tls import KEYS, client_tls, server_tls
 from contrailmq.wire.transport import RemotingClient
+from waiting_for import until
 
 ROOT = Path(__file__).parents[2]
 CERTS = ROOT / "tests" / "wire" / "certs"
@@ -59,9 +59,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 
 def received(pull: LitePullConsumer) -> list[bytes]:
-    deadline, found = time.monotonic() + 120, []
-    while not found and time.monotonic() < deadline:
-        found = [message.body for message in pull.poll(timeout=1.0)]
+    found: list[bytes] = []
+    until(lambda: found.extend(message.body for message in pull.poll(timeout=1.0)) or found, "a message")
     return found
 
 

@@ -17,7 +17,8 @@ import uvloop
 from contrailmq.store import MessageStore
 from contrailmq.store.replication.feed import Feed
 from contrailmq.store.replication.serving import COMPLAINT_MS, CONNECTIONS_MAX, TURN_BYTES, UNSENT_BYTES
-from ha_slaves import FILE_BYTES, Master, Slave, append, opened, serving, until
+from ha_slaves import FILE_BYTES, Master, Slave, append, opened, serving
+from waiting_for import until_async
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden" / "wire" / "ha-001.json").read_text())
 
@@ -247,7 +248,7 @@ def test_who_never_reports_is_closed_too(store: MessageStore, caplog: pytest.Log
     async def work() -> None:
         async with serving(store) as master:
             slave = await master.slave()
-            await until(lambda: bool(master.server.hosts()))
+            await until_async(lambda: bool(master.server.hosts()), look_s=0)
             assert master.server.status() == [], "it is no slave yet"
             master.later(20_001)
             assert await slave.is_closed()
@@ -447,7 +448,7 @@ def test_what_a_slave_sends_before_it_is_let_in_is_kept(store: MessageStore) -> 
 
             master.server._admit = admit
             slave = (await master.slave()).report(end)
-            await until(lambda: any(connection._early for connection in master.server._connections))
+            await until_async(lambda: any(connection._early for connection in master.server._connections), look_s=0)
             assert master.server.status() == []
             assert master.server.acknowledged.furthest == -1
             gate.set()
@@ -510,7 +511,7 @@ def test_hostile_bytes_cost_nothing(store: MessageStore, rounds: int, caplog: py
             for _ in range(rounds):
                 await hostile_round(master, rng)
                 assert master.server.acknowledged.furthest in (-1, end, 0)
-            await until(lambda: not master.server._connections)
+            await until_async(lambda: not master.server._connections, look_s=0)
             assert master.server.acknowledged.furthest == -1
             lines = [record.getMessage() for record in caplog.records if record.name.startswith("contrailmq")]
             assert len(lines) <= 1, lines
