@@ -77,7 +77,7 @@ class Handlers:
 
     def register_slow(self, code: int, handler: SlowHandler) -> None:
         """A coroutine function; each request becomes a task."""
-        self.register(code, lambda connection, command: self._start(handler, connection, command))
+        self.register(code, lambda connection, command: self.start(handler, connection, command))
 
     def handle(self, connection: Peer, commands: list[Command]) -> None:
         """Serve everything that one wakeup brought."""
@@ -116,7 +116,7 @@ class Handlers:
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
+    def start(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
         if len(self._tasks) >= TASKS_MAX:
             self.busy_count += 1
             raise Refused(

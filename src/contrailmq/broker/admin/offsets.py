@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from contrailmq.broker.handlers import Handlers, Refused, success
@@ -26,19 +26,22 @@ from contrailmq.wire.requests import ResetOffset
 
 log = logging.getLogger("contrailmq.broker")
 
+SetByHand = Callable[[str, str, int], None]  # tells POP of the group, topic and queue whose offset an operator has set
+
 QUEUES_TOLD_MAX: Final = 16  # of a reset, in its line of the log
 LONG_MAX: Final = 2**63 - 1
 RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: older clients do not know the request
 
 
 class OffsetAdmin:
-    def __init__(self, node: BrokerNode, saver: TableSaver) -> None:
+    def __init__(self, node: BrokerNode, saver: TableSaver, set_by_hand: SetByHand) -> None:
         self._node = node
         self._saver = saver
+        self._set_by_hand = set_by_hand
 
     def register(self, handlers: Handlers) -> None:
         handlers.register_slow(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset)
-        handlers.register(RequestCode.CLONE_GROUP_OFFSET, self.clone)
+        handlers.register_slow(RequestCode.CLONE_GROUP_OFFSET, self.clone)
         handlers.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction)
         handlers.register_slow(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all)
 
@@ -57,6 +60,8 @@ class OffsetAdmin:
             self._tell(header, offsets, "by the broker")
             for queue, offset in offsets.items():
                 node.offsets.reset(header.group, queue.topic, queue.queue_id, offset)
+                self._set_by_hand(header.group, queue.topic, queue.queue_id)
+            node.offset_journal.note()
             await self._saver.save(OFFSETS_FILE)
         else:
             offsets = self._through_clients(header, topic, connection, command)
@@ -130,7 +135,7 @@ class OffsetAdmin:
                 peer_warnings.warn("a client did not learn of a reset", f"{client.client_id[:64]}: {exc}")
         return offsets
 
-    def clone(self, connection: Peer, command: Command) -> bytes | None:
+    async def clone(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(CloneGroupOffset)
         topics = [header.topic] if header.topic else sorted(node.offsets.topics_of_group(header.src_group))
         for topic in topics:
@@ -138,9 +143,12 @@ class OffsetAdmin:
                 peer_warnings.warn("offsets are not cloned, the topic does not exist", topic[:128])
                 continue
             node.offsets.clone(header.src_group, header.dest_group, topic)
+            for queue_id in node.offsets.queues(header.src_group, topic):
+                self._set_by_hand(header.dest_group, topic, queue_id)
             log.info(
                 "offsets of group %s on topic %s are now those of group %s", header.dest_group, topic, header.src_group
             )
+        await self._saver.save(OFFSETS_FILE)
         return success(command)
 
     def correction(self, connection: Peer, command: Command) -> bytes | None:

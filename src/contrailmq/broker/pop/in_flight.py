@@ -124,6 +124,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.queues: dict[QueueKey, PopQueue] = {}
+        self.popped: set[QueueKey] = set()  # queues that a group has popped, since the start or just before it
         self.checkpoints = 0
         self.messages = 0
         self._by_time: list[tuple[int, int, Checkpoint]] = []
@@ -133,6 +134,7 @@ class InFlight:
 
     def clear(self) -> None:
         self.queues.clear()
+        self.popped.clear()
         self._by_time.clear()
         self.checkpoints = self.messages = 0
 
@@ -187,6 +189,7 @@ class InFlight:
             for offset in list(queue.waiting):
                 self.settle(queue, offset)
             del self.queues[queue.key]
+        self.popped = {key for key in self.popped if not is_gone(key)}
 
     # --- questions
 

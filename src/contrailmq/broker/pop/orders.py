@@ -13,7 +13,9 @@ counts, and an acknowledgement under another is answered with success and forgot
 
 `config/consumerOrderInfo.json` is the reference's file, both ways; it ignores `earlier`. Between two saves
 `config/orders.journal` holds what changed (ours alone, store/base/journal.py): one `pwrite` before a FIFO pop,
-acknowledgement or change is answered. So after a kill the same queues wait for the same messages.
+acknowledgement or change is answered. So after a kill the same queues wait for the same messages. Before the file is
+saved the journal is synced: a power failure that keeps the begin of the journal and loses the rest would else bring
+back a batch that was forgotten, and acknowledgements of it would move a group that an operator has set back.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Final
 import msgspec
 
 from contrailmq.broker.state import config_files
-from contrailmq.broker.state.config_files import Json, whole_number
+from contrailmq.broker.state.config_files import Json, TableSaveError, whole_number
 from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, Run, StoreClock
 
 log = logging.getLogger("contrailmq.broker")
@@ -280,7 +282,15 @@ class OrderTable:
         for (topic, group, queue_id), order in self._orders.items():
             table.setdefault(f"{topic}@{group}", {})[str(queue_id)] = order.to_json()
         data: Json = {"orderInfoCount": len(table), "orderedConsumptionLevel": "QUEUE", "table": dict(table)}
-        return lambda: config_files.pretty(data)
+
+        def synced() -> str:
+            try:
+                self._journal.sync()
+            except OSError as exc:
+                raise TableSaveError(self._path.with_name(JOURNAL_NAME), exc) from exc
+            return config_files.pretty(data)
+
+        return synced
 
     def saved(self) -> None:
         """The file has everything, and nothing changes any more: the journal is not needed."""

@@ -315,13 +315,15 @@ class Popping:
         )
 
     def _read_cold(self, pop: Pop, queue: PopQueue) -> None:
+        start = queue.next_offset
+
         def done(finished: asyncio.Future[GetResult]) -> None:
             queue.reader = None
 
             def go_on() -> bytes | None:
-                if self._in_flight.queues.get(queue.key) is queue:
+                if self._in_flight.queues.get(queue.key) is queue and queue.next_offset == start:
                     self._take(pop, queue, finished.result())
-                else:  # its topic or group was deleted meanwhile: there may be another life of it by now
+                else:  # Its topic or group was deleted meanwhile, or an operator has set its offset.
                     finished.result().release()
                 pop.at += 1
                 return self._advance(pop)

@@ -1,8 +1,8 @@
 """Where a group's next pop of a queue reads, and when that becomes its committed offset.
 
 The position moves with every pop; the committed offset, which everybody else sees and files hold, follows when the
-pop's checkpoint is on the disk (in_flight.py says why). If somebody else moves the committed offset, by a reset, a
-commit or a clone, the position moves there.
+pop's checkpoint is on the disk (in_flight.py says why). If somebody else moves the committed offset, by a commit of a
+consumer that pulls, the position moves there. What an operator sets counts at once, also if it is the same number.
 """
 
 from __future__ import annotations
@@ -51,10 +51,20 @@ class Positions:
         queue = self._in_flight.queues.get(key)
         if queue is None:
             queue = self._in_flight.queues[key] = PopQueue(key, stored, stored)
+            self._in_flight.popped.add(key)
         elif queue.committed != known:  # somebody else moved it, or it was removed with its topic
             queue.next_offset = queue.committed = stored
             queue.uncommitted.clear()
         return queue
+
+    def set_by_hand(self, key: QueueKey) -> None:
+        """An operator has set the committed offset: go on from there, and commit nothing of before."""
+        topic, group, queue_id = key
+        queue, offset = self._in_flight.queues.get(key), self._node.offsets.stored(f"{topic}@{group}", queue_id)
+        if queue is not None and offset is not None:
+            queue.next_offset = queue.committed = offset
+            queue.uncommitted.clear()
+            self._behind.pop(key, None)
 
     def moved(self, queue: PopQueue, next_offset: int, record_end: int) -> None:
         """A pop has read up to there; its checkpoint ends there in the log (0: it wrote none)."""

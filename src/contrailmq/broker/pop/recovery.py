@@ -21,6 +21,12 @@ A topic may have been deleted and made again. Its checkpoints in the log before 
 picture of before, do not count (node.deleted knows where the log ended then). Of a group that was deleted with its
 offsets only the picture knows.
 
+An operator may have set a group's offset (OffsetTable.note_set_by_hand: where the log ended then). What the log has
+from before that place, and a picture that does not know of it, say nothing of where the group goes on. After that place
+the record of a single message counts only with CONTRAIL_POP_NEXT: a change of the invisible time of a message that was
+popped before looks the same otherwise. Apache's broker leaves these places out when it saves the offsets, so the
+picture has them too.
+
 Then two things that a crash may have left are put right. Of two checkpoints with one message the newer counts. And a
 message whose copy is in the retry topic or among the dead letters (CONTRAIL_POP_OF) is not revived again: only what was
 due before the end of the log can have one, and it is among the newest messages there.
@@ -38,6 +44,8 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.in_flight import Checkpoint, InFlight, PopQueue, QueueKey
 from contrailmq.broker.pop.records_found import ORIGIN_PROPERTY
 from contrailmq.broker.pop.revive_log import NEXT_PROPERTY, REVIVE_GROUP, ReviveLog
+from contrailmq.broker.state.config_files import TableSaveError, save
+from contrailmq.broker.state.offsets import OFFSETS_FILE, SEPARATOR
 from contrailmq.message import (
     RETRY_PREFIX,
     Property,
@@ -75,6 +83,7 @@ class Picture(msgspec.Struct, kw_only=True):
     queues: list[tuple[str, str, int, int, list[int]]]  # topic, group, queue, position, what may be committed
     # topic, group, queue, start, pop time, invisible time, revive queue, broker, suspended, place, store time, offsets
     checkpoints: list[tuple[str, str, int, int, int, int, int, str, bool, int, int, list[int]]]
+    set_by_hand: list[tuple[str, int, int]] = []  # "topic@group", queue, where the log ended
 
 
 def picture_of(node: BrokerNode, in_flight: InFlight, revive_log: ReviveLog, revived: dict[int, list[int]]) -> Picture:
@@ -95,6 +104,7 @@ def picture_of(node: BrokerNode, in_flight: InFlight, revive_log: ReviveLog, rev
             )
             for one in in_flight.all()
         ],
+        set_by_hand=node.offsets.all_set_by_hand(),
     )  # fmt: skip
 
 
@@ -104,6 +114,7 @@ class Step(NamedTuple):
     physical_offset: int
     start: int
     following: int
+    is_surely_pop: bool  # else it may be a change of the invisible time of one message
 
 
 class Recovery:
@@ -125,12 +136,15 @@ class Recovery:
 
     def run(self) -> None:
         picture = self._load()
+        if picture is not None:
+            self._take_set_by_hand(picture)
         if picture is not None and self._is_ours(picture):
             self.is_from_picture = True
             self._take_picture(picture)
         else:
             self._take_log()
         self._fill()
+        self._fit_set_by_hand()
         self._find_copies()
 
     # --- reading
@@ -156,6 +170,23 @@ class Recovery:
             return False  # the end of the log is gone: what was read or written then may be too
         return all(self._committed(number) in picture.revived.get(number, [-1]) for number in range(self._log.queues))
 
+    def _take_set_by_hand(self, picture: Picture) -> None:
+        """What Apache's broker has left out of its file."""
+        offsets = self._node.offsets
+        for key, queue_id, log_end in picture.set_by_hand:
+            topic, _, group = key.partition(SEPARATOR)
+            if log_end > offsets.set_by_hand_at(key, queue_id) and offsets.stored(key, queue_id) is not None:
+                offsets.note_set_by_hand(group, topic, queue_id, log_end=log_end)
+
+    def _fit_set_by_hand(self) -> None:
+        """Before the log grows: after a power failure other records would come to lie before such a place."""
+        node = self._node
+        if node.offsets.fit_set_by_hand(self._store.log_min_offset, self._store.appended_offset):
+            try:
+                save(node.config_path / OFFSETS_FILE, node.snapshots()[OFFSETS_FILE]()())
+            except TableSaveError as exc:  # a full disk: a crash now repeats more, nothing is lost
+                log.error("%s", exc)
+
     def _take_picture(self, picture: Picture) -> None:
         for entry in picture.checkpoints:
             topic, group, queue_id, start, pop_time_ms, invisible_ms, revive_queue, broker = entry[:8]
@@ -177,9 +208,7 @@ class Recovery:
                 continue
             self._set_due(one, self._clock.stored_ms(place, store_time_ms) + invisible_ms)
             self._checkpoints[_key_of(one)] = one
-        for topic, group, queue_id, position, points in picture.queues:
-            if picture.log_end > self._deleted.get(topic, -1):
-                self._points[topic, group, queue_id] = position, points
+        self._take_positions(picture)
         for message in self._records(SystemTopic.TIMER, 0, picture.timer_offset):
             if self._is_news(message, picture):
                 self._apply(message, _revive_queue_of(message))
@@ -187,6 +216,15 @@ class Recovery:
             for message in self._records(self._log.topic, number, offset):
                 if self._is_news(message, picture):
                     self._apply(message, number)
+
+    def _take_positions(self, picture: Picture) -> None:
+        known = {(key, queue_id): log_end for key, queue_id, log_end in picture.set_by_hand}
+        for topic, group, queue_id, position, points in picture.queues:
+            key = f"{topic}@{group}"
+            is_set_since = self._node.offsets.set_by_hand_at(key, queue_id) > known.get((key, queue_id), 0)
+            self._in_flight.popped.add((topic, group, queue_id))
+            if picture.log_end > self._deleted.get(topic, -1) and not is_set_since:
+                self._points[topic, group, queue_id] = position, points
 
     def _is_news(self, message: StoredMessage, picture: Picture) -> bool:
         """Whether the picture lacks it. A queue gets a record late, under SYNC_FLUSH when the disk has it: the picture
@@ -293,7 +331,9 @@ class Recovery:
             return
         following = message.properties.get(NEXT_PROPERTY)
         if not _is_copy(message) and one.offsets:
-            step = Step(message.physical_offset, one.start_offset, max(_number(following), one.offsets[-1] + 1))
+            end = max(_number(following), one.offsets[-1] + 1)
+            is_surely_pop = following is not None or len(one.offsets) > 1
+            step = Step(message.physical_offset, one.start_offset, end, is_surely_pop)
             self._steps.setdefault(one.key, []).append(step)
         if is_done:
             self._done.add(key)
@@ -336,12 +376,16 @@ class Recovery:
     def _position(self, key: QueueKey) -> tuple[int, int | None]:
         """Where the group goes on, and its committed offset.
 
-        The committed offset follows the position late. But if it is none of the places that the position went through,
-        somebody has moved it, and the group goes on from there.
+        Only steps since an operator has set the offset count. The committed offset follows the position late. But if
+        it is none of the places that the position went through, somebody has moved it, and the group goes on there.
         """
         topic, group, queue_id = key
         committed = self._node.offsets.stored(f"{topic}@{group}", queue_id)
+        self._in_flight.popped.add(key)
+        set_at = self._node.offsets.set_by_hand_at(f"{topic}@{group}", queue_id)
         steps = sorted(self._steps.get(key, ()))
+        if set_at:
+            steps = [step for step in steps if step.physical_offset >= set_at and step.is_surely_pop]
         position, points = self._points.get(key, (-1, []))
         passed = {*points, position, *(place for step in steps for place in (step.start, step.following))}
         if committed is None and (points or steps) and group in self._node.groups and topic in self._node.topics:

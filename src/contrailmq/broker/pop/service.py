@@ -229,8 +229,24 @@ class PopService:
 
     def _reset(self, key: QueueKey) -> None:
         """The group's offset was set: the batch that waits does not count any more."""
-        self.orders.forget(lambda place, order: place == key)
+        if self.orders.get(key) is not None:
+            self.orders.forget(lambda place, order: place == key)
+            self._saver.mark_soon(ORDERS_FILE)
         self._saver.mark_soon(PICTURE_FILE)
+
+    def knows(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the group has popped the queue, as far as this run knows."""
+        key = (topic, group, queue_id)
+        return key in self.in_flight.popped or self.orders.get(key) is not None
+
+    def set_by_hand(self, group: str, topic: str, queue_id: int) -> None:
+        """An operator has set the group's offset. Positions, batches and the log's hints of before count no more, for
+        the next start neither: whoever calls saves the offsets before it answers."""
+        node, key = self._node, (topic, group, queue_id)
+        node.offsets.note_set_by_hand(group, topic, queue_id, log_end=node.store.appended_offset)
+        if self._is_running:
+            self.positions.set_by_hand(key)
+            self._reset(key)
 
     def _forget_topics(self, topics: Sequence[str]) -> None:
         """They are deleted. The next start knows by node.deleted what of the log and the picture is theirs."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.state.topics import QUEUES_MAX
 from contrailmq.store import LIGHT_PREFIX, Boundary
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -23,11 +27,23 @@ from contrailmq.wire.requests import (
 _DONE = ReplyTemplate({})
 
 
+class PopOffsets(Protocol):
+    """What POP is asked and told when somebody stores an offset."""
+
+    def knows(self, group: str, topic: str, queue_id: int) -> bool: ...
+
+    def set_by_hand(self, group: str, topic: str, queue_id: int) -> None: ...
+
+
 class OffsetProcessor:
-    def __init__(self, node: BrokerNode) -> None:
+    def __init__(self, node: BrokerNode, saver: TableSaver, pop: PopOffsets) -> None:
         self._node = node
+        self._saver = saver
+        self._pop = pop
+        self._handlers: Handlers | None = None
 
     def register(self, handlers: Handlers) -> None:
+        self._handlers = handlers
         handlers.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
         handlers.register(RequestCode.UPDATE_CONSUMER_OFFSET, self.update)
         handlers.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search)
@@ -78,6 +94,25 @@ class OffsetProcessor:
             )
         node.commit_offset(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         node.offset_journal.note()  # what is answered is not lost, however long this process gets no processor
+        if self._is_by_hand(header, connection):
+            self._pop.set_by_hand(header.consumer_group, header.topic, header.queue_id)
+            assert self._handlers is not None
+            self._handlers.start(self._answer_saved, connection, command)
+            return None
+        return _DONE.render(command, ())
+
+    def _is_by_hand(self, header: UpdateConsumerOffset, connection: Peer) -> bool:
+        """Whether an operator sets where a group of POP goes on. Members of a group commit what they have done: one
+        that pulls, in a group that pops too, must not bring back what is in flight. In RocketMQ a smaller offset is
+        undone within half a second of a pop (PopBufferMergeService.commitOffset)."""
+        group, queue_id = header.consumer_group, header.queue_id
+        if not self._pop.knows(group, header.topic, queue_id):
+            return False
+        live = self._node.clients.consumer_group(group)
+        return live is None or connection not in live.members
+
+    async def _answer_saved(self, connection: Peer, command: Command) -> bytes | None:
+        await self._saver.save(OFFSETS_FILE)
         return _DONE.render(command, ())
 
     def search(self, connection: Peer, command: Command) -> bytes | None:

@@ -122,17 +122,10 @@ class OffsetJournal:
 
     def sync(self) -> None:
         """Make durable what was noted so far; TableSaveError when the disk refuses. Blocks: call it off the loop."""
-        for path in self._paths():
-            try:
-                descriptor = self._files.open(path)
-                try:
-                    self._files.sync(descriptor)
-                finally:
-                    self._files.close(descriptor)
-            except FileNotFoundError:
-                continue  # it was removed meanwhile
-            except OSError as exc:
-                raise TableSaveError(path, exc) from exc
+        try:
+            self._journal.sync()
+        except OSError as exc:
+            raise TableSaveError(self._directory / FILE_NAME, exc) from exc
 
     def clear(self) -> None:
         """The table was saved: forget everything."""

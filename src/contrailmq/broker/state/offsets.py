@@ -14,6 +14,11 @@ first entry of the journal (offset_journal.py) that is newer than the file. Rock
 
 Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
 reference does.
+
+`setByHand` in the file says where the log ended when an operator set an offset (ours, RocketMQ ignores it). What the
+log has from before that place is no hint any more at where a group of POP goes on (pop/recovery.py). A place beyond the
+end of the log, after a power failure, becomes that end; one that the log does not hold any more is dropped
+(`fit_set_by_hand`). Slaves have what their master has.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ SEPARATOR: Final = "@"
 REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
 _COMMITTED_HERE: Final = "committedHere"
 _JOURNALED: Final = "journaled"
+_SET_BY_HAND: Final = "setByHand"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
 _Table = dict[str, dict[int, int]]
@@ -45,6 +51,7 @@ class OffsetTable:
         self._offsets: _Table = {}
         self._pull_offsets: _Table = {}
         self._resets: _Table = {}
+        self._set_by_hand: _Table = {}  # where the log ended then
         self._commits = 0
         self.is_dirty = False
         # Of the committed offsets, by key and queue; queue -1 says that the key is gone. The journal takes them away;
@@ -148,6 +155,28 @@ class OffsetTable:
             del self._resets[key]
         return offset
 
+    def note_set_by_hand(self, group: str, topic: str, queue_id: int, *, log_end: int) -> None:
+        """An operator has set the offset, where the log ends there."""
+        self._set_by_hand.setdefault(f"{topic}@{group}", {})[queue_id] = log_end
+        self.is_dirty = True
+
+    def set_by_hand_at(self, key: str, queue_id: int) -> int:
+        """Where the log ended when an operator set the offset; 0 if nobody did."""
+        return self._set_by_hand.get(key, {}).get(queue_id, 0)
+
+    def all_set_by_hand(self) -> list[tuple[str, int, int]]:
+        """Key, queue, and where the log ended."""
+        return [(key, queue_id, end) for key, queues in self._set_by_hand.items() for queue_id, end in queues.items()]
+
+    def fit_set_by_hand(self, log_min: int, log_end: int) -> bool:
+        """Drop or move back what is outside of the log; whether any was beyond its end."""
+        known = self.all_set_by_hand()
+        self._set_by_hand = {}
+        for key, queue_id, end in known:
+            if end > log_min:
+                self._set_by_hand.setdefault(key, {})[queue_id] = min(end, log_end)
+        return any(end > log_end for _, _, end in known)
+
     def clone(self, source: str, destination: str, topic: str) -> None:
         queues = self._offsets.get(f"{topic}@{source}")
         if queues is not None:
@@ -200,13 +229,15 @@ class OffsetTable:
     def snapshot(self) -> Callable[[], Json]:
         """What makes the JSON form of the table as it is now, in any thread and whatever changes later."""
         version = self.version.to_json()
-        offsets, pulls = (
-            {key: dict(queues) for key, queues in table.items()} for table in (self._offsets, self._pull_offsets)
+        offsets, pulls, by_hand = (
+            {key: dict(queues) for key, queues in table.items()}
+            for table in (self._offsets, self._pull_offsets, self._set_by_hand)
         )
         return lambda: {
             "dataVersion": version,
             "offsetTable": _to_json(offsets),
             "pullOffsetTable": _to_json(pulls),
+            **({_SET_BY_HAND: _to_json(by_hand)} if by_hand else {}),
         }
 
     def snapshot_of_master(self) -> Callable[[], Json]:
@@ -237,9 +268,10 @@ class OffsetTable:
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
         offsets, pull_offsets = _from_json(data, "offsetTable"), _from_json(data, "pullOffsetTable")
-        journaled = _place_from_json(data)
+        by_hand, journaled = _from_json(data, _SET_BY_HAND), _place_from_json(data)
         self.version.read(data.get("dataVersion"))
-        self._offsets, self._pull_offsets, self.journaled = offsets, pull_offsets, journaled
+        self._offsets, self._pull_offsets, self._set_by_hand = offsets, pull_offsets, by_hand
+        self.journaled = journaled
 
     def take_over(self, other: OffsetTable) -> bool:
         """A slave's table becomes its master's, also where a group is gone; False when it is that already.
@@ -247,16 +279,17 @@ class OffsetTable:
         The values are compared: the version moves only with every 500th commit.
         """
         is_same = self._offsets == other._offsets and self._pull_offsets == other._pull_offsets
+        is_same = is_same and self._set_by_hand == other._set_by_hand
         if is_same and self.version.parts == other.version.parts:
             return False
         self._offsets, self._pull_offsets, self.version = other._offsets, other._pull_offsets, other.version
+        self._set_by_hand = other._set_by_hand
         return True
 
     def _remove(self, is_gone: Callable[[str], bool]) -> bool:
         """Whether there was any."""
-        doomed = [
-            (table, key) for table in (self._offsets, self._pull_offsets, self._resets) for key in table if is_gone(key)
-        ]
+        tables = (self._offsets, self._pull_offsets, self._resets, self._set_by_hand)
+        doomed = [(table, key) for table in tables for key in table if is_gone(key)]
         for table, key in doomed:
             del table[key]
         gone = {key for table, key in doomed if table is self._offsets}

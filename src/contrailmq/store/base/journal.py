@@ -130,6 +130,18 @@ class Journal:
             self._fail(exc)
         self.restart()
 
+    def sync(self) -> None:
+        """Make durable what was written so far; OSError when the disk refuses. Blocks; any thread may call it."""
+        for path in self._paths:
+            try:
+                descriptor = self._files.open(path)
+            except FileNotFoundError:
+                continue  # it was removed meanwhile
+            try:
+                self._files.sync(descriptor)
+            finally:
+                self._files.close(descriptor)
+
     def close(self) -> None:
         """Let go of the files as they are."""
         while self._descriptors:
