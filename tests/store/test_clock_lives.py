@@ -212,6 +212,63 @@ def test_a_slave_takes_its_masters_records_at_their_word_whatever_is_done_to_its
     assert [world.store_clock.ahead_ms(offset) for offset, _, _ in world.records] == [0, -HOUR_MS, *[0] * 6]
 
 
+together = st.one_of(
+    st.tuples(st.just("pass"), durations),
+    st.tuples(st.just("put")),
+    st.tuples(st.just("the master's clock"), jumps),
+    st.tuples(st.just("the slave's clock"), jumps),
+    st.tuples(st.just("follow"), st.sampled_from([0, 0, 40, 400])),
+    st.tuples(st.just("restart of the master"), st.booleans()),
+    st.tuples(st.just("restart of the slave"), st.booleans()),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(together, max_size=25), st.sampled_from([0, 30, -HOUR_MS, 7 * HOUR_MS]), durations)
+def test_a_slave_that_is_made_the_master_knows_how_old_each_record_is_however_both_clocks_were_set(
+    row: list[tuple[str, int]], apart_ms: int, away_ms: int
+) -> None:
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        master, slave = World(Path(one)), World(Path(other))
+        slave.records = master.records
+        slave.end(is_clean=False)
+        slave.jump(apart_ms)
+        slave.start(is_slave=True)
+        error_ms = 0
+
+        def follow(took_ms: int) -> None:
+            nonlocal error_ms
+            error_ms = max(error_ms, took_ms)
+            clock = master.store_clock
+            slave.store_clock.follow(clock.stretches, clock.steady_ms() + took_ms, error_ms=took_ms)
+
+        follow(0)
+        for action, *details in row:
+            if action == "pass":
+                for world in (master, slave):
+                    world.pass_ms(int(details[0]))
+            elif action == "put":
+                master.put()
+            elif action == "follow":
+                follow(int(details[0]))
+            elif action.startswith("restart"):
+                world, is_slave = (master, False) if action.endswith("master") else (slave, True)
+                world.end(is_clean=bool(details[0]))
+                world.start(is_slave=is_slave)
+                follow(0)
+            else:
+                world = master if action == "the master's clock" else slave
+                world.jump(int(details[0]))
+                world.store_clock.look()
+                follow(0)  # before anything is stored
+        slave.end(is_clean=False)
+        slave.pass_ms(away_ms)
+        slave.start()
+        slave.tolerance_ms += UNNOTICED_MS + error_ms
+        slave.walls_ms = master.walls_ms
+        slave.check()
+
+
 def test_a_slave_doubts_a_jump_forward_as_a_master_does(world: World) -> None:
     world.start(is_slave=True)
     world.records.append((0, START_MS, 0))

@@ -11,6 +11,7 @@ from contrailmq._lazy import lazy_names
 if TYPE_CHECKING:
     from contrailmq.message.codec import check_record, decode_record, encode_record
     from contrailmq.store.base.clock import Clock, ManualClock, SystemClock
+    from contrailmq.store.base.clock_file import Stretch
     from contrailmq.store.base.errors import StoreConfigError, StoreError, StoreIOError, StoreReadOnlyError
     from contrailmq.store.base.findings import VerifyReport
     from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, EntryPlace, Journal, Run, stands
@@ -118,6 +119,7 @@ __all__ = [
     "StoreReadOnlyError",
     "StoreSummary",
     "StoreView",
+    "Stretch",
     "SystemClock",
     "TimerCheckpoint",
     "TimerRefusal",
@@ -154,6 +156,7 @@ __all__ = [
 _NAMES: Final = {
     "contrailmq.message.codec": ("check_record", "decode_record", "encode_record"),
     "contrailmq.store.base.clock": ("Clock", "ManualClock", "SystemClock"),
+    "contrailmq.store.base.clock_file": ("Stretch",),
     "contrailmq.store.base.errors": ("StoreConfigError", "StoreError", "StoreIOError", "StoreReadOnlyError"),
     "contrailmq.store.base.findings": ("VerifyReport",),
     "contrailmq.store.base.journal": ("CopyPlace", "EntryPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),

@@ -170,6 +170,18 @@ class GetAllTopicConfigResponse(ExtHeader, kw_only=True):
     total_topic_num: int | None = None  # absent: everything was returned
 
 
+class GetTimerCheckPoint(ExtHeader, kw_only=True):
+    clock_version: str | None = None  # ContrailMQ's own: what a slave knows of how its master's clock was set
+
+
+class GetTimerCheckPointResponse(ExtHeader, kw_only=True):
+    """ContrailMQ's own, for a slave that asks for it (store/base/store_clock.py)."""
+
+    clock_version: str | None = None
+    clock_steady_ms: int | None = None
+    clock_stretches: str | None = None  # rows of a JSON array; absent: those of the slave's version
+
+
 class GetAllSubscriptionGroup(ExtHeader, kw_only=True):
     group_seq: int | None = None
     data_version: str | None = None

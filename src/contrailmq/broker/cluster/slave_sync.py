@@ -12,6 +12,9 @@ old master was.
     timer metrics            61       10 s   the data version differs
     timer checkpoint         60        1 s   always: it says which slots the master has delivered
 
+With the checkpoint a master of ours says how its clock was set (store/base/store_clock.py): a slave that is made the
+master has messages wait as long as was asked all the same.
+
 With the topics a master of ours says which were deleted, and where its log ended then (state/deleted_topics.py). Queues
 whose newest message lies before that are removed here when our log has come that far; where groups stood in them is
 forgotten before an offset is handed over. RocketMQ's masters do not say it: there a queue keeps deleted messages until
@@ -51,6 +54,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
+from msgspec.json import decode
+
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption, some
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history, log_bounds
@@ -65,11 +70,14 @@ from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, Of
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.state.topics import TopicError, TopicTable
 from contrailmq.message import ContrailError
+from contrailmq.store import Stretch
 from contrailmq.wire.admin_requests import (
     GetAllSubscriptionGroup,
     GetAllSubscriptionGroupResponse,
     GetAllTopicConfig,
     GetAllTopicConfigResponse,
+    GetTimerCheckPoint,
+    GetTimerCheckPointResponse,
 )
 from contrailmq.wire.bodies import encode_body, loads_fastjson
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -146,6 +154,7 @@ class SlaveSync:
         self._ahead: dict[str, tuple[int, Take]] = {}  # positions that wait for the log to reach an offset
         self._groupless: dict[str, int] = {}  # keys of offsets whose group the master lacks -> since when
         self._deleted: DeletedTopics | None = None  # the master's, until our log has come as far
+        self._clock_version = ""  # of what is known of the master's clock
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
 
@@ -161,7 +170,7 @@ class SlaveSync:
             log.info("this slave copies from master %s, before from %s", address or "none", self.master or "none")
             self.master = address
             self._ahead.clear()  # they belong to another log, perhaps
-            self._deleted = None
+            self._deleted, self._clock_version = None, ""
             self._is_due.set()
         if not address:
             self._miss_master("no NameServer knows one")
@@ -210,6 +219,7 @@ class SlaveSync:
 
     async def copy_all(self) -> bool:
         """Ask for everything once; False when there is no master or it cannot be reached."""
+        self._clock_version = ""  # compare the clocks again: no two run at the same pace
         copies: dict[str, Copy] = {
             "topics": self._copy_topics,  # first: offsets of topics that are gone are not handed over
             "consumer offsets": self._copy_offsets,
@@ -404,12 +414,24 @@ class SlaveSync:
     async def _copy_checkpoint(self, master: str) -> None:
         if _CHECKPOINT in self._ahead:
             return
-        answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT)
+        began_ms = self._node.monotonic_ms()
+        question = GetTimerCheckPoint(clock_version=self._clock_version)
+        answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT, question)
+        self._follow_clock(answer, took_ms=self._node.monotonic_ms() - began_ms)
 
         async def take() -> None:
             _read(self._timers.follow, answer.body)
 
         await self._take_when_reached(master, _CHECKPOINT, take)
+
+    def _follow_clock(self, answer: Command, *, took_ms: int) -> None:
+        """Read the times of our copies as the master does, which has set its clock perhaps. RocketMQ's says nothing."""
+        told = answer.header(GetTimerCheckPointResponse)
+        if told.clock_stretches is not None and told.clock_steady_ms is not None:
+            stretches = _read(lambda text: decode(text, type=list[Stretch]), told.clock_stretches)
+            now_ms = told.clock_steady_ms + took_ms // 2
+            self._node.store.store_clock.follow(stretches, now_ms, error_ms=took_ms)
+            self._clock_version = told.clock_version or ""
 
     async def _take_when_reached(self, master: str, what: str, take: Take) -> None:
         """Take positions of the master, now or when our log has what theirs has by now."""

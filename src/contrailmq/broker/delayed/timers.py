@@ -46,6 +46,8 @@ from contrailmq.store import (
     hours_of,
     wants_timer,
 )
+from contrailmq.wire.admin_requests import GetTimerCheckPoint, GetTimerCheckPointResponse
+from contrailmq.wire.bodies import encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
@@ -295,7 +297,18 @@ class TimerService:
         self._check_enabled()
         saved = self.timer.saved_checkpoint
         saved = saved._replace(read_time_ms=saved.read_time_ms + min(self.timer.time.shifts_ms))
-        return success(command, None, encode_checkpoint(saved)[:CHECKPOINT_BYTES])
+        ext = self._clock_for(command.header(GetTimerCheckPoint).clock_version)
+        return success(command, ext, encode_checkpoint(saved)[:CHECKPOINT_BYTES])
+
+    def _clock_for(self, known: str | None) -> GetTimerCheckPointResponse | None:
+        """How a slave of ours reads the store times of its copies."""
+        clock = self._clock
+        if known is None:
+            return None
+        stretches = None if known == clock.version else encode_body(clock.stretches).decode()
+        return GetTimerCheckPointResponse(
+            clock_version=clock.version, clock_steady_ms=clock.look(), clock_stretches=stretches
+        )
 
     def metrics(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_METRICS (61)."""

@@ -17,7 +17,8 @@ wall clock is then MOVE_MS or more ahead, all steady times move by that much: wa
 tells the timer wheel. Records that the file does not cover (Apache's) are taken at their store time.
 
 A slave stores nothing itself: its records have their master's store times, and what is done to the slave's own clock
-says nothing about them. So it begins no stretches, and its notes end where its copies begin (`log_end`).
+says nothing about them. So it begins no stretches. It takes those of its master (`follow`), in its own steady time, and
+notes them, so that it can be made the master. Until it has them, its notes end where its copies begin (`log_end`).
 
 A jump forward is doubted for DOUBT_MS, also across a restart: files do not expire by it (`doubted_ms`, retention.py).
 Opening a store whose newest record is over a day old counts as such a jump. Time that a suspended machine slept is
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -60,7 +61,8 @@ class StoreClock:
         self.boot_id = clock.boot_id
         self._file = file
         self._is_slave = is_slave
-        self._copies_from = RUNNING  # log offset: what a slave has got from its master begins there
+        self._copies_from = RUNNING  # log offset: from there on a slave's records are the master's, and nobody's notes
+        self._begun = 0  # stretches of this process
         self._known_sleep_ms = clock.slept_ms()
         self._base_ms = clock.now_ms() - clock.monotonic_ms()
         self._store_base_ms = self._base_ms  # store time - monotonic time, where the pace is the usual one
@@ -159,14 +161,17 @@ class StoreClock:
         if notes is not None and RUNNING < notes.log_end < self.opened_at:
             self._copies_from = notes.log_end  # their stretch was begun with the notes
         else:
-            self._stretches = (*self._stretches, Stretch(self._copies_from, wall_ms, wall_ms, 0, 1))
+            own = (old for old in self._stretches if old.log_offset < self._copies_from)
+            self._stretches = (*own, Stretch(self._copies_from, wall_ms, wall_ms, 0, 1))
         self._offsets = [one.log_offset for one in self._stretches]
         self._store_base_ms = self._base_ms + self._ahead_ms
 
     def _note(self, log_end: int = RUNNING) -> None:
         """Have the file say what the next process has to know. OSError: `keep` tries again."""
+        is_moved = self.is_moved
         if self._is_slave:
             log_end = self._copies_from
+            is_moved = is_moved or any(stretch.ahead_ms for stretch in self._stretches)  # a slave's wheel has no shifts
         if self._file is not None:
             boot_base_ms = self._base_ms - self._known_sleep_ms
             self._file.note(
@@ -176,7 +181,7 @@ class StoreClock:
                     self._ahead_ms,
                     self._stretches,
                     self._doubts,
-                    self.is_moved,
+                    is_moved,
                     log_end,
                 )
             )
@@ -214,6 +219,30 @@ class StoreClock:
         if abs(jump_ms) >= STEP_MS:
             self._tell(jump_ms)
         return self.steady_ms()
+
+    # --- master and slave
+
+    @property
+    def version(self) -> str:
+        """Another one whenever the stretches are others."""
+        return f"{self.opened_ms}-{self._begun}"
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        return self._stretches
+
+    def follow(self, stretches: Sequence[Stretch], steady_ms: int, *, error_ms: int) -> None:
+        """A slave reads its records by the stretches of its master, whose steady time is this now, give or take."""
+        moved_ms = self.steady_ms() - steady_ms
+        followed = tuple(_seen_from(moved_ms, stretch, STEP_MS + error_ms) for stretch in stretches)
+        if self._lock is None or not followed:
+            return
+        with self._lock:
+            if self._copies_from != RUNNING or not _are_alike(followed, self._stretches, STEP_MS + error_ms):
+                self._stretches = followed
+                self._offsets = [one.log_offset for one in followed]
+                self._copies_from = RUNNING
+                self._note_or_tell()
 
     # --- of a record
 
@@ -280,6 +309,7 @@ class StoreClock:
         if kept and _rule(kept[-1]) == _rule(stretch):
             stretch = kept.pop()  # a restart, and nothing has changed
         self._stretches = (*kept, stretch)
+        self._begun += 1
         self._offsets = [one.log_offset for one in self._stretches]
         self._slow = stretch if is_slow else None
         self._store_base_ms = self._base_ms + self._ahead_ms
@@ -313,6 +343,25 @@ def _nowhere() -> int:
 def _stored_ms(stretch: Stretch, store_time_ms: int) -> int:
     elapsed_ms = (store_time_ms - stretch.store_ms) * stretch.pace
     return stretch.steady_ms + elapsed_ms + stretch.pace - 1  # rounded up: no delay is shortened
+
+
+def _seen_from(moved_ms: int, stretch: Stretch, step_ms: int) -> Stretch:
+    """With steady times that are ahead by that much; the wall clock stood where it stood. Small steps are none."""
+    wall_ms, ahead_ms = stretch.steady_ms + stretch.ahead_ms, stretch.ahead_ms - moved_ms
+    if abs(ahead_ms) < step_ms:
+        ahead_ms = 0
+    return stretch._replace(steady_ms=wall_ms - ahead_ms, ahead_ms=ahead_ms)
+
+
+def _are_alike(some: Sequence[Stretch], others: Sequence[Stretch], step_ms: int) -> bool:
+    """Whether they say the same, but for small steps."""
+    return len(some) == len(others) and all(
+        (one.log_offset, one.pace) == (other.log_offset, other.pace)
+        and abs(one.ahead_ms - other.ahead_ms) < step_ms
+        and abs((one.store_ms - one.steady_ms) - (other.store_ms - other.steady_ms)) < step_ms
+        and (one.pace == 1 or one.store_ms == other.store_ms)
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _rule(stretch: Stretch) -> tuple[int, int, int]:

@@ -59,7 +59,7 @@ class WheelTime:
 
     def settled(self) -> None:
         """They are not any more, durably. OSError."""
-        if self._clock is not None:
+        if self._clock is not None and not self._config.is_slave:
             self._clock.settled()
 
     def _whole_ticks_ms(self, ahead_ms: int) -> int:
