@@ -66,11 +66,11 @@ class Received:
 def test_delayed_messages_arrive_in_the_order_of_their_times_and_never_early(cluster: LocalCluster) -> None:
     with Producer("later", namesrv=cluster.namesrv) as producer, Received(cluster, "Later") as received:
         now_ms = time.time_ns() // 1_000_000
-        due = {b"level": now_ms + 1000, b"delay": now_ms + 2000, b"time": now_ms + 4000}
+        due = {b"level": now_ms + 1000, b"delay": now_ms + 5000, b"time": now_ms + 9000}
         producer.send(Message("Later", b"time", deliver_at=due[b"time"]))
-        producer.send(Message("Later", b"delay", delay=2.0))
-        producer.send(Message("Later", b"level", delay_level=1))
+        producer.send(Message("Later", b"delay", delay=5.0))
         producer.send(Message("Later", b"now"))
+        producer.send(Message("Later", b"level", delay_level=1))  # of which the second begins when it is there
         found = sorted((received.next() for _ in range(4)), key=lambda message: message.store_time_ms)
     assert [message.body for message in found] == [b"now", b"level", b"delay", b"time"]
     for message in found[1:]:

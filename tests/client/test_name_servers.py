@@ -18,7 +18,7 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient, RemotingServer
 
 WAIT_S = 120.0
-CALL_S = 4.0  # half of it goes to the server that hangs
+CALL_S = 12.0  # half of it goes to the server that hangs
 
 
 def acknowledge(connection: Connection, commands: list[Command]) -> None:

@@ -139,7 +139,7 @@ def test_a_listener_that_hangs_does_not_keep_its_message_for_ever(quick: LocalCl
     got = seen.wait_for(2)
     release.set()
     consumer.shutdown()
-    assert [message.reconsume_times for message in got] == [0, 1]
+    assert [message.reconsume_times for message in got[:2]] == [0, 1]
 
 
 def test_an_orderly_message_that_never_succeeds_becomes_a_dead_letter_and_the_queue_goes_on(
@@ -198,14 +198,15 @@ def test_delayed_messages_come_when_they_are_due_and_recalled_ones_never(quick: 
         sent = time.time()
         producer.send(Message(name, b"level", delay_level=3))
         producer.send(Message(name, b"timer", deliver_at=round(sent * 1000) + 2000))
-        recalled = producer.send(Message(name, b"recalled", delay=3.0))
+        producer.send(Message(name, b"after the recalled", deliver_at=round(sent * 1000) + 7000))
+        recalled = producer.send(Message(name, b"recalled", deliver_at=round(sent * 1000) + 6000))
         assert recalled.recall_handle
         assert producer.recall(name, recalled.recall_handle) == recalled.message_id
-    until(lambda: len(arrived) == 3, seen=lambda: arrived)
+    until(lambda: b"after the recalled" in arrived and len(arrived) >= 4, seen=lambda: arrived)
     consumer.shutdown()
     assert arrived[b"level"] - sent >= 0.9
     assert arrived[b"timer"] - sent >= 1.9
-    assert b"recalled" not in arrived
+    assert arrived.keys() == {b"now", b"level", b"timer", b"after the recalled"}
 
 
 def test_committed_transactions_are_delivered_and_others_are_not(quick: LocalCluster, name: str) -> None:

@@ -119,7 +119,7 @@ def test_connections_that_come_and_go_leave_nothing_behind(
             await come_and_go(server, door, CONNECTIONS)
             gc.collect()
             now_bytes, peak_bytes = tracemalloc.get_traced_memory()  # before the count, which lists every object
-            assert connection_count() == before
+            assert connection_count() <= before  # other tests' connections may end meanwhile
         finally:
             tracemalloc.stop()
         assert now_bytes - used_bytes < GROWTH_BYTES_MAX
