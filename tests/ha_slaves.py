@@ -13,6 +13,7 @@ from typing import Self
 
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.replication.serving import Listening, ReplicationServer
+from waiting_for import LIMIT_S
 
 FILE_BYTES = 64 * 1024
 HEAD = struct.Struct(">qi")
@@ -65,7 +66,7 @@ class Master:
 
     async def reported(self, offset: int) -> None:
         """Until the furthest slave is there, by its own report."""
-        while await asyncio.wait_for(self.reports.get(), 10) != offset:
+        while await asyncio.wait_for(self.reports.get(), LIMIT_S) != offset:
             pass
 
     def later(self, ms: int) -> None:
@@ -90,7 +91,7 @@ class Slave:
 
     async def block(self) -> tuple[int, bytes]:
         """The next one: offset and body; a heartbeat has none."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             offset, size = HEAD.unpack(await self.reader.readexactly(HEAD.size))
             return offset, await self.reader.readexactly(size)
 
@@ -107,7 +108,7 @@ class Slave:
     async def is_closed(self) -> bool:
         """Once the master has closed the connection; what it sent before is passed over."""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 while await self.reader.read(65_536):
                     pass
         return True

@@ -31,6 +31,7 @@ def run(work: Coroutine[object, object, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120))
 
 
+ALL_OF_IT_S = 3.0  # a send takes all of it; a process may stand still for most of it
 RETRIED = (1, 2, 14, 16, 17, 204, 205, 1500)
 FATAL = (13, 26, 29, 3)
 
@@ -82,7 +83,7 @@ def test_after_the_last_try_the_error_lists_tries_time_and_brokers() -> None:
             with pytest.raises(
                 SendFailedError, match=r"after \d+ tries in \d+\.\d+ s \(brokers [ab], [ab]\)"
             ) as caught:
-                await producer.send(Message("T", b"x"), timeout=0.2)
+                await producer.send(Message("T", b"x"), timeout=ALL_OF_IT_S)
         assert caught.value.code == 10001
         assert set(caught.value.brokers) == {"a", "b"}
         assert "cannot connect" in str(caught.value)
@@ -98,7 +99,7 @@ def test_all_tries_share_one_budget_of_time() -> None:
             aio.Producer("g", namesrv=namesrv.address) as producer,
         ):
             with pytest.raises(SendFailedError, match="no answer from") as caught:
-                await producer.send(Message("T", b"x"), timeout=0.3)
+                await producer.send(Message("T", b"x"), timeout=ALL_OF_IT_S)
             assert len(silent.asked(RequestCode.SEND_MESSAGE_V2)) == 1  # it used up the time of all three
         assert caught.value.code == 10002
 
@@ -112,8 +113,8 @@ def test_a_queue_of_the_callers_choice_is_tried_once_and_its_error_is_raised_as_
             name_server(lambda _: route_to(("a", silent.address))) as namesrv,
         ):
             async with aio.Producer("g", namesrv=namesrv.address) as producer:
-                with pytest.raises(RequestTimeoutError, match=r"SEND_MESSAGE_V2.* within 0\.\d+ s"):
-                    await producer.send(Message("T", b"x"), queue=MessageQueue("T", "a", 0), timeout=0.1)
+                with pytest.raises(RequestTimeoutError, match=r"SEND_MESSAGE_V2.* within [\d.]+ s"):
+                    await producer.send(Message("T", b"x"), queue=MessageQueue("T", "a", 0), timeout=ALL_OF_IT_S)
             assert len(silent.asked(RequestCode.SEND_MESSAGE_V2)) == 1
 
     run(work())
@@ -449,7 +450,7 @@ def test_a_request_that_was_not_stored_does_not_say_that_nobody_replied(silent: 
             broker.script = stored
             if silent == "broker":
                 with pytest.raises(ReplyTimeoutError):
-                    await producer.request(Message("T", b"x"), timeout=0.2)
+                    await producer.request(Message("T", b"x"), timeout=ALL_OF_IT_S)
 
     run(work())
 

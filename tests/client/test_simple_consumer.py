@@ -233,7 +233,7 @@ def test_misuse_is_told_before_anything_is_asked(cluster: LocalCluster, name: st
 def test_a_topic_that_does_not_exist_and_a_refusal_of_the_broker_are_errors(cluster: LocalCluster, name: str) -> None:
     async def nowhere(of: Scene) -> None:
         with pytest.raises(NoRouteError, match=name):
-            await of.consumer.receive(timeout=0.1)
+            await of.consumer.receive(timeout=3.0)
 
     async def refused(of: Scene) -> None:
         await of.send("a")

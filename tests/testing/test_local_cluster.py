@@ -377,9 +377,9 @@ def test_up_listens_where_it_is_told_and_on_the_loopback_address_otherwise(
         for address in (namesrv, broker):
             host, _, port = address.rpartition(":")
             assert host == told
-            socket.create_connection((told, int(port)), timeout=5).close()
+            socket.create_connection((told, int(port)), timeout=60).close()
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.3", int(port)), timeout=5)
+                socket.create_connection(("127.0.0.3", int(port)), timeout=60)
         with Producer("shop", namesrv=namesrv) as producer:
             assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
     finally:
@@ -396,7 +396,7 @@ def test_up_on_all_addresses_tells_clients_one_that_leads_here_from_outside(tmp_
         _, _, namesrv, _, broker, *_ = process.stdout.readline().split()
         assert broker.rpartition(":")[0] == interface_outward()
         for address in (namesrv, broker):
-            socket.create_connection(("127.0.0.3", int(address.rpartition(":")[2])), timeout=5).close()
+            socket.create_connection(("127.0.0.3", int(address.rpartition(":")[2])), timeout=60).close()
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)

@@ -18,7 +18,7 @@ from contrailmq.store import MessageStore
 from contrailmq.store.replication.feed import Feed
 from contrailmq.store.replication.serving import COMPLAINT_MS, CONNECTIONS_MAX, TURN_BYTES, UNSENT_BYTES
 from ha_slaves import FILE_BYTES, Master, Slave, append, opened, serving
-from waiting_for import until_async
+from waiting_for import LIMIT_S, until_async
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden" / "wire" / "ha-001.json").read_text())
 
@@ -177,7 +177,7 @@ def test_reports_before_a_wrong_one_in_the_same_bytes_do_not_count(store: Messag
         async with serving(store) as master:
             slave = (await master.slave()).report(end, end + 1)
             assert await slave.is_closed()
-            assert await asyncio.wait_for(master.reports.get(), 10) == -1
+            assert await asyncio.wait_for(master.reports.get(), LIMIT_S) == -1
 
     run(work())
 
@@ -468,7 +468,7 @@ def test_no_more_connections_than_a_master_can_have(store: MessageStore, caplog:
             done, _ = await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED, timeout=10)
             assert len(done) == 1
             master.server.close()
-            await asyncio.wait_for(asyncio.gather(*closed), 10)
+            await asyncio.wait_for(asyncio.gather(*closed), LIMIT_S)
         assert f"{CONNECTIONS_MAX} are open" in caplog.text
 
     run(work())
