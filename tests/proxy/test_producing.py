@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from contrailmq import Admin
@@ -18,7 +19,7 @@ from contrailmq.proxy.producing import jump_hash, parse_transaction_id
 from contrailmq.proxy.protocol import v2
 from contrailmq.proxy.statuses import Code, Refused
 from contrailmq.testing import LocalCluster
-from proxy.calling import Caller, caller_of, message, topic
+from proxy.calling import Caller, caller_of, message, proxy_of, topic
 
 
 def run(cluster: LocalCluster, work: Callable[[Caller], Awaitable[None]]) -> None:
@@ -216,3 +217,26 @@ def test_a_send_to_a_broker_that_is_gone_says_which_and_why() -> None:
             assert "cannot connect to 127.0.0.1:" in answer.status.message
 
         run(dying, work)
+
+
+def test_a_slave_s_refusal_is_no_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route may be a moment old, and its master a slave by now. Clients wait after TOO_MANY_REQUESTS; after any other
+    error of the server they try another queue at once, which may be another broker's."""
+
+    async def main(cluster: LocalCluster) -> None:
+        slave = cluster.broker_addresses[cluster.slave_index()]
+
+        async def master(broker_name: str, topic: str) -> str:
+            return slave
+
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            assert server.service is not None
+            monkeypatch.setattr(server.service._cluster, "master", master)
+            answer = await Caller(channel).call("SendMessage", messages=[message("plain")])
+            assert answer.status.code == Code.INTERNAL_SERVER_ERROR, answer
+            assert "send to the master" in answer.status.message
+
+    with LocalCluster(slaves=1) as cluster:
+        with Admin(namesrv=cluster.namesrv) as admin:
+            admin.create_topic("plain", queues=1)
+        asyncio.run(asyncio.wait_for(main(cluster), 120))

@@ -77,6 +77,10 @@ def outcome(cause: ContrailError) -> Wire:
         return status(cause.code, str(cause))
     if isinstance(cause, NoRouteError):
         return status(Code.TOPIC_NOT_FOUND, str(cause))
+    if isinstance(cause, ResponseError) and cause.wants_master:
+        # Brokers say it with SYSTEM_BUSY, which would be TOO_MANY_REQUESTS, as from RocketMQ's proxy. Clients slow down
+        # then, though nothing is overloaded; after this code they try another queue at once.
+        return status(Code.INTERNAL_SERVER_ERROR, str(cause))
     if isinstance(cause, ResponseError):
         return status(_CODES.get(cause.code, Code.INTERNAL_SERVER_ERROR), str(cause))
     if isinstance(cause, RequestTimeoutError | ConnectError | ConnectionClosedError | BrokerNotFoundError):
