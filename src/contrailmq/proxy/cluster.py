@@ -1,7 +1,9 @@
 """The cluster behind the proxy: routes, and what brokers say of topics and groups.
 
 Everything is asked for over remoting, so any RocketMQ cluster will do. Answers are kept for REMEMBER_S: clients ask for
-routes every 30 s and send their settings every five minutes, and sends must not cost a request more.
+routes every 30 s and send their settings every five minutes, and sends must not cost a request more. Any master of a
+topic may answer: one that stands still or is away costs NEXT_S. Where none answers, what was known goes on to count. An
+orderly group must not be taken for another.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from contrailmq.proxy.statuses import Code, Refused
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from contrailmq.wire.bodies import TopicConfig, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import WireError
 from contrailmq.wire.header import Command, Fields
 
 REMEMBER_S: Final = 20.0
+NEXT_S: Final = 0.5  # without an answer for so long, the next master is asked as well
 REMEMBERED_MAX: Final = 10_000  # topics, and groups: names come from clients
 
 MESSAGE_TYPES: Final = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "LITE": 5, "PRIORITY": 6}
@@ -75,7 +79,12 @@ class Cluster:
         if known is not None and self._loop.time() - known[0] < REMEMBER_S:
             return known[1]
         name = "NORMAL"
-        answer = await self._ask_any(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        try:
+            answer = await self._ask_any(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        except WireError:
+            if known is None:
+                raise
+            return known[1]
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             name = decode_body(answer.body, TopicConfig).attributes.get("message.type", name)
         types = MIXED if name == "MIXED" else (MESSAGE_TYPES.get(name, NORMAL),)
@@ -84,14 +93,20 @@ class Cluster:
         return types
 
     async def group(self, name: str, topics: list[str]) -> Group:
-        """The settings of a group, as a broker of one of its topics has them; defaults when none does."""
+        """The settings of a group, as a broker of one of its topics has them; defaults when none does.
+
+        The brokers' error when none can be reached and nothing is known of the group.
+        """
         known = self._groups.get(name)
         if known is not None and self._loop.time() - known[0] < REMEMBER_S:
             return known[1]
-        group, is_sure = Group(name), False
+        group, is_sure, problem = Group(name), False, None
         for topic in topics:
             try:
                 answer = await self._ask_any(topic, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": name})
+            except WireError as exc:
+                problem = exc
+                continue
             except ContrailError:
                 continue  # a topic that is not there yet: another one may be
             if answer is not None and answer.code == ResponseCode.SUCCESS:
@@ -103,15 +118,40 @@ class Cluster:
         if is_sure:
             _bound(self._groups)
             self._groups[name] = self._loop.time(), group
+        elif problem is not None:
+            if known is None:
+                raise problem
+            return known[1]
         return group
 
     async def _ask_any(self, topic: str, code: RequestCode, ext: Fields) -> Command | None:
-        """The answer of one master that has the topic."""
+        """What one master that has the topic says: the first with success, else any. None when there is no master."""
         route = await self.route(topic)
-        for broker in route.brokers:
-            if MASTER_ID in broker.addresses:
-                return await self.instance.remoting.invoke(broker.addresses[MASTER_ID], code, ext)
-        return None
+        left = [broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses]
+        under_way: set[asyncio.Task[Command]] = set()
+        answer, problem = None, None
+        try:
+            while left or under_way:
+                if left:
+                    under_way.add(asyncio.create_task(self.instance.remoting.invoke(left.pop(0), code, ext)))
+                wait_s = NEXT_S if left or answer is not None else None
+                done, under_way = await asyncio.wait(under_way, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    try:
+                        answer = task.result()
+                    except WireError as exc:
+                        problem = exc
+                        continue
+                    if answer.code == ResponseCode.SUCCESS:
+                        return answer
+                if not done and not left and answer is not None:
+                    break
+        finally:
+            for task in under_way:
+                task.cancel()
+        if answer is None and problem is not None:
+            raise problem
+        return answer
 
     async def reader(self, topic: str, broker_name: str) -> tuple[str, str]:
         """Name and address of the master to receive from: the one that is named, else any that can be read."""
