@@ -55,8 +55,8 @@ class HeldAnswers:
         self._change = self._consuming.change
         self._consuming.change = self._held  # type: ignore[method-assign]
 
-    async def _held(self, *args: Any) -> Any:
-        changed = await self._change(*args)
+    async def _held(self, *args: Any, **fields: Any) -> Any:
+        changed = await self._change(*args, **fields)
         self.changed += 1
         await self.go.wait()
         return changed

@@ -115,10 +115,12 @@ class Consuming:
         """The message is done. Confirmed by the broker, else an error."""
         await self._ask(handle, topic, RequestCode.ACK_MESSAGE, self._ext(group, topic, handle))
 
-    async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+    async def change(
+        self, group: str, topic: str, handle: Handle, invisible_ms: int, *, timeout_s: float | None = None
+    ) -> Handle:
         """Let others have it in `invisible_ms` from now; the handle that counts from now on."""
         ext = self._ext(group, topic, handle) | {"invisibleTime": invisible_ms}
-        answer = await self._ask(handle, topic, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+        answer = await self._ask(handle, topic, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=timeout_s)
         return handle._replace(
             start_offset=handle.queue_offset,
             pop_time_ms=number(answer.ext, "popTime"),
@@ -161,9 +163,18 @@ class Consuming:
             "bname": handle.broker,
         }
 
-    async def _ask(self, handle: Handle, topic: str, code: RequestCode, ext: dict[str, str | int]) -> Command:
+    async def _ask(
+        self,
+        handle: Handle,
+        topic: str,
+        code: RequestCode,
+        ext: dict[str, str | int],
+        *,
+        timeout_s: float | None = None,
+    ) -> Command:
         await self._cluster.route(topic)
-        return await self._cluster.instance.call(await self._cluster.master(handle.broker, topic), code, ext)
+        master = await self._cluster.master(handle.broker, topic)
+        return await self._cluster.instance.call(master, code, ext, timeout_s=timeout_s)
 
 
 def popped(answer: Command, broker: str) -> list[Received]:

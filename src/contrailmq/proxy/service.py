@@ -7,7 +7,7 @@ a call has its name in small letters: `QueryRoute` is `query_route`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
 import grpc
@@ -19,7 +19,6 @@ from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
-from contrailmq.proxy.handles import Handle
 from contrailmq.proxy.messages import delivered, now_ms, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
@@ -178,12 +177,9 @@ class Service:
         await self._give_back(client, wanted, found)
 
     async def _give_back(self, client: str, wanted: Wanted, left: list[Received]) -> None:
-        def let_go(handle: Handle) -> Awaitable[Handle]:
-            return self._consuming.change(wanted.group.name, wanted.topic, handle, RELEASE_MS)
-
         for one in left:
             try:
-                await self.renewals.settle(client, one.handle.text, let_go)
+                await self.renewals.change(client, wanted.group.name, wanted.topic, one.handle.text, RELEASE_MS)
             except ContrailError:  # it comes back at the end of its invisible time
                 self.renewals.drop(client, one.handle.text)
 
@@ -243,11 +239,7 @@ class Service:
             raise Refused(
                 Code.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms: give 0 to {INVISIBLE_MS_MAX}"
             )
-        changed = await self.renewals.settle(
-            client,
-            request.receipt_handle,
-            lambda handle: self._consuming.change(group, topic, handle, invisible_ms),
-        )
+        changed = await self.renewals.change(client, group, topic, request.receipt_handle, invisible_ms)
         return v2.ChangeInvisibleDurationResponse(status=status(Code.OK), receipt_handle=changed.text)
 
     async def forward_message_to_dead_letter_queue(self, request: Wire, context: Context) -> Wire:
