@@ -22,8 +22,9 @@ def cluster() -> Iterator[LocalCluster]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def other() -> Iterator[LocalCluster]:
+    """One for each test that changes it."""
     with LocalCluster(brokers=2, config=ALLOWED) as made:
         yield made
 
@@ -189,15 +190,15 @@ def test_a_change_that_a_broker_refuses_is_told_of_and_the_others_are_made(other
     ids=str,
 )
 def test_a_file_that_is_wrong_is_one_sentence_and_changes_nothing(
-    other: LocalCluster, tmp_path: Path, text: str, reason: str
+    cluster: LocalCluster, tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
-    said = run(other, "import", str(file), "--yes", code=1)
+    said = run(cluster, "import", str(file), "--yes", code=1)
     assert reason in said
     assert len(said.splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_is_one_sentence(other: LocalCluster, tmp_path: Path) -> None:
-    assert "cannot be read: No such file" in run(other, "import", str(tmp_path / "none.yaml"), code=1)
-    assert "cannot be written" in run(other, "export", "--to", str(tmp_path / "no" / "x"), code=1)
+def test_a_file_that_is_not_there_is_one_sentence(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in run(cluster, "import", str(tmp_path / "none.yaml"), code=1)
+    assert "cannot be written" in run(cluster, "export", "--to", str(tmp_path / "no" / "x"), code=1)

@@ -38,6 +38,10 @@ def name() -> str:
     return fresh_name("Shutdown")
 
 
+def our_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("contrailmq")]
+
+
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_shutdown_that_is_cancelled_leaves_the_group_all_the_same(
@@ -72,10 +76,7 @@ def test_a_shutdown_that_is_cancelled_leaves_the_group_all_the_same(
         with pytest.raises(asyncio.CancelledError):
             await shutdown
         release.set()
-        for _ in range(10):  # what was cancelled ends
-            await asyncio.sleep(0)
-        left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("contrailmq")]
-        assert left == []
+        await until_async(lambda: not our_tasks(), "what was cancelled ends", seen=our_tasks)
 
     asyncio.run(asyncio.wait_for(work(), 120))
     assert not instance._instances
@@ -103,9 +104,7 @@ def test_a_listener_that_shuts_its_consumer_down_waits_for_itself_only_so_long(
         await consumer.start()
         async with asyncio.timeout(120):
             await ended.wait()
-        for _ in range(10):  # what was cancelled ends
-            await asyncio.sleep(0)
-        assert [task for task in asyncio.all_tasks() if task.get_name().startswith("contrailmq")] == []
+        await until_async(lambda: not our_tasks(), "what was cancelled ends", seen=our_tasks)
 
     asyncio.run(work())
     assert not instance._instances

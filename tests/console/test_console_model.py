@@ -287,6 +287,9 @@ def test_a_broker_that_hangs_leaves_a_note_beside_what_the_other_says_and_one_th
         hanging = broken._members[1]
         assert isinstance(hanging, ProcessMember)
 
+        def is_forgotten() -> bool:
+            return "broker-1" not in Admin(namesrv=broken.namesrv).masters()
+
         async def question(model: ConsoleModel) -> None:
             await model.sampler.sample()
             os.kill(hanging.process_id, signal.SIGSTOP)
@@ -304,6 +307,7 @@ def test_a_broker_that_hangs_leaves_a_note_beside_what_the_other_says_and_one_th
             assert any(address in note for note in model.sampler.overview.notes)
             os.kill(hanging.process_id, signal.SIGCONT)
             await asyncio.to_thread(broken.kill_broker, 1)
+            await asyncio.to_thread(until, is_forgotten, "the NameServer forgets the broker")
             model.asking.forget_places()
             await model.sampler.sample()
             (note,) = model.sampler.overview.notes
