@@ -9,6 +9,7 @@ from contrailmq.wire.connection import DEFAULT_LIMITS, Connection, Handler, Limi
 from contrailmq.wire.frame import encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.ration import Ration
+from waiting_for import until_async
 
 WAIT_S = 120.0
 
@@ -112,9 +113,13 @@ def request(opaque: int, *, oneway: bool = False) -> bytes:
 
 
 async def turns_until(holds: Callable[[], bool]) -> int:
-    """How many turns of the loop it took."""
-    for turn in range(100_000):
-        if holds():
-            return turn
-        await asyncio.sleep(0)
-    raise AssertionError("it never came")
+    """How many turns of the loop it took: bounded in time, for a socket's other end may be late on a busy machine."""
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return holds()
+
+    await until_async(look, "what turns of the loop bring about", look_s=0)
+    return looks - 1
