@@ -20,7 +20,7 @@ from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.topics import Topic
 from contrailmq.message import Message, SystemTopic
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
-from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command, Fields
@@ -214,7 +214,7 @@ def test_an_unchanged_table_is_asked_for_and_not_written_again(pair: Pair) -> No
     before = [file.stat().st_ino for file in files]
     pair.wire.asked.clear()
     assert pair.copy()
-    assert pair.wire.asked == [28, 33, 21, 43, 28, 201, 45, 28, 61, 60, 28]
+    assert pair.wire.asked == [28, 33, 60, 28, 21, 43, 28, 201, 45, 28, 61]
     assert [file.stat().st_ino for file in files] == before
     pair.master.node.offsets.commit("g", "T", 2, 19)  # its version stays
     assert pair.copy()
@@ -489,6 +489,23 @@ def rounds(pair: Pair, count: int) -> None:
         pair.slave.clock.advance(1000)
 
 
+def test_a_topic_or_a_group_of_the_master_is_known_at_the_slave_within_two_seconds(pair: Pair) -> None:
+    """Also one that is deleted: a slave that is made the master meanwhile would have it still."""
+    assert pair.copy()
+    rounds(pair, 2)
+    pair.master.node.topics.put(Topic("New"))
+    pair.master.node.groups.put(Group("new"))
+    rounds(pair, 2)
+    assert "New" in pair.slave.node.topics
+    assert "new" in pair.slave.node.groups
+    pair.master.node.topics.delete("New")
+    rounds(pair, 2)
+    assert "New" not in pair.slave.node.topics
+    asked = len(pair.wire.asked)
+    rounds(pair, 3)  # nothing has changed: the tables are not asked for before their time
+    assert RequestCode.GET_ALL_TOPIC_CONFIG not in pair.wire.asked[asked:]
+
+
 def test_a_master_that_is_back_gets_the_offsets_of_its_slave_within_a_second(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,8 +524,8 @@ def test_a_master_that_is_back_gets_the_offsets_of_its_slave_within_a_second(
     pair.wire.asked.clear()
     rounds(pair, 1)
     assert pair.master.node.offsets.query("g", "T", 0) == 25
-    asked = [28, 33, 21, 43, 30, 15]  # the topics, which say what was deleted, and no other table before the offsets
-    assert pair.wire.asked[:6] == asked, "once both have one history"
+    # The topics, which say what was deleted, and no other table before the offsets; 60 has the version of the tables.
+    assert pair.wire.asked[:8] == [28, 33, 60, 28, 21, 43, 30, 15], "once both have one history"
     assert "handed over 1 offsets committed at this slave to the master: T@g queue 0 from 0 to 25" in caplog.text
 
 

@@ -180,6 +180,7 @@ class GetTimerCheckPointResponse(ExtHeader, kw_only=True):
     clock_version: str | None = None
     clock_steady_ms: int | None = None
     clock_stretches: str | None = None  # rows of a JSON array; absent: those of the slave's version
+    tables_version: str | None = None  # another one when topics or groups have changed
 
 
 class GetAllSubscriptionGroup(ExtHeader, kw_only=True):

@@ -13,7 +13,8 @@ old master was.
     timer checkpoint         60        1 s   always: it says which slots the master has delivered
 
 With the checkpoint a master of ours says how its clock was set (store/base/store_clock.py): a slave that is made the
-master has messages wait as long as was asked all the same.
+master has messages wait as long as was asked all the same. It also says when topics or groups have changed, and they
+are asked for at once.
 
 With the topics a master of ours says which were deleted, and where its log ended then (state/deleted_topics.py). Queues
 whose newest message lies before that are removed here when our log has come that far; where groups stood in them is
@@ -155,6 +156,7 @@ class SlaveSync:
         self._groupless: dict[str, int] = {}  # keys of offsets whose group the master lacks -> since when
         self._deleted: DeletedTopics | None = None  # the master's, until our log has come as far
         self._clock_version = ""  # of what is known of the master's clock
+        self._tables_told = self._tables_asked = ""  # versions of its topics and groups: the newest, and what is here
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
 
@@ -220,14 +222,18 @@ class SlaveSync:
     async def copy_all(self) -> bool:
         """Ask for everything once; False when there is no master or it cannot be reached."""
         self._clock_version = ""  # compare the clocks again: no two run at the same pace
-        copies: dict[str, Copy] = {
-            "topics": self._copy_topics,  # first: offsets of topics that are gone are not handed over
+        has_timers = self._node.store.config.timer_wheel_enable
+        copies: dict[str, Copy] = {}
+        if has_timers:
+            copies["timer checkpoint"] = self._copy_checkpoint  # first: it has the version of the tables
+        copies |= {
+            "topics": self._copy_topics,  # before offsets: those of topics that are gone are not handed over
             "consumer offsets": self._copy_offsets,
             "subscription groups": self._copy_groups,
             "delay levels": self._copy_delay,
         }
-        if self._node.store.config.timer_wheel_enable:
-            copies |= {"timer metrics": self._copy_metrics, "timer checkpoint": self._copy_checkpoint}
+        if has_timers:
+            copies["timer metrics"] = self._copy_metrics
         return await self._from_master(copies)
 
     async def copy_checkpoint(self) -> bool:
@@ -237,7 +243,10 @@ class SlaveSync:
             copies["consumer offsets"] = self._copy_offsets
         if self._node.store.config.timer_wheel_enable:
             copies["timer checkpoint"] = self._copy_checkpoint
-        return await self._from_master(copies)
+        is_answered = await self._from_master(copies)
+        if self._tables_told != self._tables_asked:
+            self._is_due.set()
+        return is_answered
 
     # --- one table each
 
@@ -245,6 +254,7 @@ class SlaveSync:
         def request(begin: int, version: str) -> GetAllTopicConfig:
             return GetAllTopicConfig(topic_seq=begin, data_version=version, max_topic_num=PAGE, with_deleted=True)
 
+        self._tables_asked = self._tables_told
         fresh = TopicTable(now_ms=self._node.now_ms)
         data = await self._pages(
             master,
@@ -417,16 +427,17 @@ class SlaveSync:
         began_ms = self._node.monotonic_ms()
         question = GetTimerCheckPoint(clock_version=self._clock_version)
         answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT, question)
-        self._follow_clock(answer, took_ms=self._node.monotonic_ms() - began_ms)
+        told = answer.header(GetTimerCheckPointResponse)
+        self._follow_clock(told, took_ms=self._node.monotonic_ms() - began_ms)
+        self._tables_told = told.tables_version or ""
 
         async def take() -> None:
             _read(self._timers.follow, answer.body)
 
         await self._take_when_reached(master, _CHECKPOINT, take)
 
-    def _follow_clock(self, answer: Command, *, took_ms: int) -> None:
+    def _follow_clock(self, told: GetTimerCheckPointResponse, *, took_ms: int) -> None:
         """Read the times of our copies as the master does, which has set its clock perhaps. RocketMQ's says nothing."""
-        told = answer.header(GetTimerCheckPointResponse)
         if told.clock_stretches is not None and told.clock_steady_ms is not None:
             stretches = _read(lambda text: decode(text, type=list[Stretch]), told.clock_stretches)
             now_ms = told.clock_steady_ms + took_ms // 2

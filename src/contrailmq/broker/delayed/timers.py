@@ -301,13 +301,16 @@ class TimerService:
         return success(command, ext, encode_checkpoint(saved)[:CHECKPOINT_BYTES])
 
     def _clock_for(self, known: str | None) -> GetTimerCheckPointResponse | None:
-        """How a slave of ours reads the store times of its copies."""
-        clock = self._clock
+        """How a slave of ours reads the store times of its copies, and whether it lacks topics or groups."""
+        clock, node = self._clock, self._node
         if known is None:
             return None
         stretches = None if known == clock.version else encode_body(clock.stretches).decode()
         return GetTimerCheckPointResponse(
-            clock_version=clock.version, clock_steady_ms=clock.look(), clock_stretches=stretches
+            clock_version=clock.version,
+            clock_steady_ms=clock.look(),
+            clock_stretches=stretches,
+            tables_version="-".join(map(str, (*node.topics.version.parts, *node.groups.version.parts))),
         )
 
     def metrics(self, connection: Peer, command: Command) -> bytes | None:
