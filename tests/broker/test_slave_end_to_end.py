@@ -21,6 +21,7 @@ from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store.timer import decode_checkpoint
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.transport import RemotingClient
+from free_ports import free_port
 from waiting_for import until_async
 
 SMALL: dict[str, object] = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 1000, "max_index_num": 4000}
@@ -76,7 +77,8 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         await slave.start()  # before its master
         assert slave.slave_sync is not None
         assert slave.slave_sync.master == ""
-        master = broker(tmp_path / "master", name_server.address)
+        port = free_port()  # nobody takes it while the master is away
+        master = broker(tmp_path / "master", name_server.address, port=port)
         await master.start()
         await until_async(lambda: slave.slave_sync is not None and slave.slave_sync.master == master.address)
 
@@ -102,7 +104,6 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
             )
         )
 
-        port = master.port
         await master.stop()
         await until_async(lambda: slave.slave_sync is not None and slave.slave_sync.master == "")
         assert "T" in slave.node.topics

@@ -98,7 +98,7 @@ def test_takeover_replaces_it_and_the_replaced_one_does_not_come_back(
             assert any(f"registered at {first.address}, with " in line for line in caplog.messages)
             caplog.clear()
             assert await first.registration.register_all() == 1
-            assert caplog.messages == [], "nothing has changed"
+            assert not [line for line in caplog.messages if "regist" in line], "nothing has changed"
 
     asyncio.run(asyncio.wait_for(serve(), 120))
 
@@ -172,9 +172,9 @@ def test_a_restart_under_another_name_of_the_same_machine_finds_itself_and_goes_
 def test_a_restart_at_the_same_address_and_a_slave_are_no_conflict(tmp_path: Path) -> None:
     async def serve() -> None:
         async with name_server(tmp_path) as names:
-            first = broker(tmp_path / "1", names)
+            port = free_port()  # nobody takes it in between
+            first = broker(tmp_path / "1", names, port=port)
             await first.start()
-            port = first.port
             await first.kill()  # nobody unregisters it
             async with (
                 running(broker(tmp_path / "1", names, port=port)) as again,

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ from contrailmq.testing import LocalCluster
 from contrailmq.testing.members import ClusterError
 from contrailmq.wire.transport import RemotingClient
 from waiting_for import until
+
+IP_LOCAL_PORT_RANGE = 51  # of Linux; Python has no name for it
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,30 @@ def test_what_was_acknowledged_survives_a_clean_restart_on_the_same_port() -> No
         with LitePullConsumer("audit", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull:
             pull.subscribe("Orders")
             assert polled(pull, 2) == {b"before", b"after"}
+
+
+@pytest.mark.parametrize("who", ["broker", "NameServer"])
+def test_nobody_gets_the_port_of_a_member_that_is_away(who: str) -> None:
+    """A client's connection took it between a stop and the start after it, which then failed."""
+    with LocalCluster() as cluster, socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as client:
+        address = cluster.broker_addresses[0] if who == "broker" else cluster.namesrv
+        port = int(address.rpartition(":")[2])
+        if who == "broker":
+            cluster.kill_broker()
+        else:
+            cluster.stop_name_server()
+        only_this = struct.pack("=I", port << 16 | port)  # highest and lowest that the system may choose
+        client.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, only_this)
+        with pytest.raises(OSError, match="Cannot assign requested address"):
+            client.connect(other.getsockname())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        if who == "broker":
+            cluster.restart_broker()
+            assert cluster.broker_addresses == [address]
+        else:
+            cluster.restart_name_server()
+            assert cluster.namesrv == address
 
 
 def test_what_was_acknowledged_with_synchronous_flush_survives_a_kill() -> None:

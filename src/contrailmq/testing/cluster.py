@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -20,12 +21,13 @@ from typing import Final, Self, TypeVar
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.testing.links import Links
-from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember, figures
+from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember, figures, with_free_ports
 from contrailmq.wire.tls import client_tls, server_tls, with_client_side
 from contrailmq.wire.transport import RemotingClient, new_event_loop
 
 T = TypeVar("T")
 
+HOST: Final = "127.0.0.1"
 MIB: Final = 1 << 20
 START_TIMEOUT_S: Final = 180.0  # on a machine that is very busy
 POLL_S: Final = 0.02
@@ -62,6 +64,7 @@ class LocalCluster:
         self._members: list[Member] = []
         self._name_server: NameServer | None = None
         self._links: Links | None = None  # between masters and slaves, when there are slaves
+        self._held_ports: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.store_path = Path()
@@ -196,7 +199,7 @@ class LocalCluster:
         self.stop()
 
     async def _start(self) -> None:
-        self._name_server = self._new_name_server(0)
+        self._name_server = self._new_name_server(self._hold_port())
         await self._name_server.start()
         if self._slave_count:
             self._links = self._new_links(self._name_server.address)
@@ -219,13 +222,28 @@ class LocalCluster:
         namesrv = self.namesrv if self._links is None else await self._links.namesrv_for(len(self._members))
         properties = {
             "brokerName": name,
-            "bindAddress": "127.0.0.1",
-            "brokerIP1": "127.0.0.1",
+            "bindAddress": HOST,
+            "brokerIP1": HOST,
             "listenPort": "0",
             "namesrvAddr": namesrv,
         }
         said = with_client_side(properties | ({"slaveReadEnable": "true"} if role else {}) | self._config)
+        if said["listenPort"] == "0" and said["bindAddress"] == HOST:
+            said = with_free_ports(said) | {"listenPort": str(self._hold_port())}
         return self._kind(self.store_path / directory, said | role, store_settings=SMALL_STORE)
+
+    def _hold_port(self) -> int:
+        """A port that is the cluster's until it stops, also while the member that listens there is away.
+
+        The system gives a port that is bound to nobody else. A bound one that does not listen refuses connections, and
+        leaves the port to a server of ours, which says SO_REUSEADDR too.
+        """
+        held = socket.socket()
+        self._held_ports.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HOST, 0))
+        port: int = held.getsockname()[1]
+        return port
 
     def _new_links(self, namesrv: str) -> Links:
         """A member that is told to speak TLS speaks it to its NameServer too, and here to the link in between."""
@@ -278,7 +296,7 @@ class LocalCluster:
         home = self.store_path / "namesrv-home"
         has_acting = self._config.get("enableSlaveActingMaster", "").lower() == "true"
         config = NamesrvConfig(
-            bind_address="127.0.0.1",
+            bind_address=HOST,
             listen_port=port,
             rocketmq_home=str(home),
             support_acting_master=has_acting,
@@ -295,6 +313,8 @@ class LocalCluster:
         if self._links is not None:
             await self._links.close()
             self._links = None
+        while self._held_ports:
+            self._held_ports.pop().close()
 
     def _run(self, work: Coroutine[object, object, T], timeout_s: float = 2 * START_TIMEOUT_S) -> T:
         assert self._loop is not None, "the cluster is not running"
