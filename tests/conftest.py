@@ -51,6 +51,7 @@ LONGEST = (
 KILLS = (
     "broker/test_crash_trial.py",
     "broker/test_new_topic_kill.py",
+    "broker/test_pop_reset_kills.py",
     "broker/test_repeats_after_kills.py",
     "broker/test_transaction_kill.py",
     "store/test_kill.py",
