@@ -1,7 +1,11 @@
 """Keys of change streams: which message changes which row, and the bucket that a key is in.
 
-**Newest** is the highest queue offset of a queue. If a key comes in several queues, it is the row with the latest store
-time among the newest of each. So a key should have one queue (send it with a sharding key).
+**Newest** is the last change of a queue in its broker's log. Queue offsets follow that order until the topic is deleted
+and made again: then they begin at 0, so they alone would take every later change for an older one. Rows of the table do
+not have their place in the log; a change is newer than the table's row if it has the higher queue offset or the later
+store time. A change that is read a second time has neither.
+If a key comes in several queues, it is the row with the latest store time among the newest of each. So a key should
+have one queue (send it with a sharding key).
 **Deleted** is a key whose newest message has an empty body or the JSON `null`; then the first of the message's own keys
 (KEYS) is the key. So is one whose message has a field with one of the values that `delete` names.
 """
@@ -19,8 +23,11 @@ import pyarrow as pa
 from contrailmq.spark.bodies.rows import Row
 
 Ints = npt.NDArray[np.int64]
-DELETED_COLUMN: Final = "_deleted"  # of files of changes only
+# Of files of changes only: whether the key is deleted, and the place in the log.
+DELETED_COLUMN: Final = "_deleted"
+LOG_COLUMN: Final = "_physicalOffset"
 _TOMBSTONES: Final = (b"", b"null")
+_NOT_IN_LOG: Final = -1
 _SEPARATOR: Final = "\x1f"
 
 
@@ -77,12 +84,20 @@ def bucket_folder(bucket: int) -> str:
 
 
 def newest(rows: pa.Table, key: tuple[str, ...]) -> Ints:
-    """Which rows are the newest of their keys."""
-    keys = _codes(_texts(rows, key))
-    queues = _codes(_texts(rows, ("_queueId", "_brokerName")))
+    """Which rows are the newest of their keys, of changes and of a table's rows, which have no place in the log."""
+    keys, queues = _codes(_texts(rows, key)), _codes(_texts(rows, ("_queueId", "_brokerName")))
     offsets = rows["_queueOffset"].to_numpy()
     times = rows["_storeTimestamp"].cast(pa.int64()).to_numpy()
-    of_queues = _lasts(np.lexsort((offsets, queues, keys)), keys, queues)
+    is_change = rows[LOG_COLUMN].is_valid().to_numpy()
+    in_log = rows[LOG_COLUMN].fill_null(_NOT_IN_LOG).to_numpy()
+    # A table's row comes before all changes of its queue; messages of an inner batch have one place in the log.
+    of_queues = _lasts(np.lexsort((offsets, in_log, queues, keys)), keys, queues)
+    of_table = np.flatnonzero(~is_change)
+    groups = keys * (queues.max(initial=0) + 1) + queues
+    _, places, in_table = np.intersect1d(groups[of_queues], groups[of_table], return_indices=True)
+    last, kept = of_queues[places], of_table[in_table]
+    is_newer = (offsets[last] > offsets[kept]) | (times[last] > times[kept])
+    of_queues[places] = np.where(is_newer, last, kept)
     order = of_queues[np.lexsort((queues[of_queues], times[of_queues], keys[of_queues]))]
     return np.sort(_lasts(order, keys))
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contrailmq.spark.jobs.manifest import ArchivedFile
-from contrailmq.spark.topic_tables.keys import DELETED_COLUMN, newest
+from contrailmq.spark.topic_tables.keys import DELETED_COLUMN, LOG_COLUMN, newest
 from contrailmq.spark.topic_tables.row_files import TopicPlan, sorted_rows, write_file
 from contrailmq.spark.topic_tables.table_manifest import CHANGES, table_folder
 
@@ -59,12 +59,12 @@ def plan_merges(
 def merge(work: Merge) -> list[ArchivedFile]:
     """Write a bucket anew; gives its file, none if every key was deleted."""
     target, plan = Path(work.target), work.plan
-    schema = plan.schema().append(pa.field(DELETED_COLUMN, pa.bool_()))
+    schema = plan.schema().append(pa.field(DELETED_COLUMN, pa.bool_())).append(pa.field(LOG_COLUMN, pa.int64()))
     paths = [*(file.path for file in work.current), *work.changes]
-    # Columns that a file does not have yet are null; so is the mark of rows that were merged before.
+    # Columns that a file does not have yet are null; so are those of changes in rows that were merged before.
     rows = pa.concat_tables([pq.read_table(target / path, schema=schema, partitioning=None) for path in paths])
     kept = rows.take(pa.array(newest(rows, plan.key)))
-    kept = kept.filter(pc.invert(pc.fill_null(kept[DELETED_COLUMN], False))).drop_columns([DELETED_COLUMN])
+    kept = kept.filter(pc.invert(pc.fill_null(kept[DELETED_COLUMN], False))).drop_columns([DELETED_COLUMN, LOG_COLUMN])
     if not len(kept):
         return []
     ordered = sorted_rows(kept, plan.sort_by or plan.key)

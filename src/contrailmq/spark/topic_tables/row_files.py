@@ -25,6 +25,7 @@ from contrailmq.spark.bodies.rows import BodyDecoder, struct_array
 from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, explained, make_folder, sync_folder
 from contrailmq.spark.topic_tables.keys import (
     DELETED_COLUMN,
+    LOG_COLUMN,
     apply_tombstones,
     bucket_folder,
     buckets_of,
@@ -136,6 +137,7 @@ def typed_rows(batch: pa.RecordBatch, plan: TopicPlan) -> tuple[pa.Table, pa.Tab
     good = pa.Table.from_arrays([*arrays, *values.flatten()], schema=plan.schema())
     if plan.key:
         good = good.append_column(DELETED_COLUMN, pa.array(deleted(bodies, rows, plan.delete), pa.bool_()))
+        good = good.append_column(LOG_COLUMN, batch.column("physicalOffset"))
     _refuse_long_partitions(good, plan, reasons)
     if not reasons:
         return good, QUARANTINE.empty_table()

@@ -29,7 +29,7 @@ from contrailmq.spark.bodies.registry import (
 )
 from contrailmq.spark.bodies.rows import BodyDecoder, RefusingDecoder
 from contrailmq.spark.bodies.types import IncompatibleError, SchemaError, ddl_of, evolved, parse_ddl
-from contrailmq.spark.topic_tables.keys import DELETED_COLUMN
+from contrailmq.spark.topic_tables.keys import DELETED_COLUMN, LOG_COLUMN
 from contrailmq.spark.topic_tables.row_files import TopicPlan
 from contrailmq.spark.topic_tables.spec import DATE_COLUMN, PLACE, TablesError, TableSpec, fixed_choices
 from contrailmq.spark.topic_tables.stored import StoredTable, load_table, save_table
@@ -211,7 +211,7 @@ def _shown(fixed: msgspec.Struct) -> str:
 
 def _check_columns(spec: TableSpec, columns: pa.Schema) -> None:
     """Refuse fields with the names of a table's own columns, and a layout by columns that are not there."""
-    own = {name.lower() for name in (*PLACE, DATE_COLUMN, DELETED_COLUMN)}
+    own = {name.lower() for name in (*PLACE, DATE_COLUMN, DELETED_COLUMN, LOG_COLUMN)}
     taken = [name for name in columns.names if name.lower() in own]
     if taken:
         raise SchemaError(f"the field {taken[0]} has the name of a column that every table has")

@@ -49,7 +49,7 @@ QUARANTINE: Final = pa.schema(
     ]
 )
 # What is read of a message.
-READ_COLUMNS: Final = ("topic", *(source for source, _ in PLACE.values()), "body")
+READ_COLUMNS: Final = ("topic", *(source for source, _ in PLACE.values()), "physicalOffset", "body")
 
 
 class TablesError(ContrailError):
