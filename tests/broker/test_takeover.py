@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from contrailmq.broker.cluster import registration as registration_module
 from contrailmq.broker.cluster.takeover import NameTakenError
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.server import BrokerServer
@@ -224,13 +225,17 @@ def test_one_name_server_that_knows_another_is_enough_and_nothing_is_registered_
 
 
 def test_a_name_server_that_was_away_at_the_start_is_asked_when_it_is_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        registration_module, "RECONNECT_S", 3600.0
+    )  # the second does not look before the first is there
+
     async def serve() -> None:
         port = free_port()  # nobody takes it while the NameServer is away
         async with name_server(tmp_path / "n1", port) as names:
             address = names.address
-        second = broker(tmp_path / "2", address)
+        second = broker(tmp_path / "2", address, registerNameServerPeriod="60000")
         async with (
             running(second),
             name_server(tmp_path / "n1", port) as names,
