@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import re
 import socket
 import ssl
@@ -25,6 +24,7 @@ from contrailmq.wire.transport import Connection, RemotingClient, RemotingServer
 from waiting_for import until_async
 
 from .peers import Run, request, turns_until
+from .test_churn import sockets_at
 
 CERTS = Path(__file__).parent / "certs"
 SERVER = {
@@ -289,7 +289,7 @@ def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with
         await server.start()
         (listener,) = server._listeners
 
-        descriptors = lambda: len(os.listdir("/proc/self/fd"))  # noqa: E731
+        sockets = lambda: sockets_at(server.port)  # noqa: E731
 
         async def be_served() -> None:
             client = RemotingClient(tls=client_tls(CLIENT))
@@ -297,8 +297,8 @@ def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with
             await client.close()
             await turns_until(lambda: not (listener._silent or listener._entering or server.connections))
 
-        await be_served()  # the first socket makes uvloop open one more for itself
-        before = descriptors()
+        await be_served()
+        before = sockets()
         for number in range(700):
             with socket.create_connection(("127.0.0.1", server.port)) as peer:
                 peer.sendall(FIRST_WORDS[number % len(FIRST_WORDS)])
@@ -307,7 +307,7 @@ def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with
                 if number % 2:
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await be_served()
-        await until_async(lambda: descriptors() <= before, "no descriptor is left over", seen=descriptors)
+        await until_async(lambda: sockets() <= before, "no socket is left over", seen=sockets)
         await server.close(drain_seconds=0)
 
     run(main())
