@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.jobs.replay import replay
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
 from contrailmq.spark.topic_tables.job import tables
 from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.testing import LocalCluster
+from spark.test_exactly_once import records
 from spark.test_topic_tables import ONE, put, rows_of
 
 USERS = {"Users": {"schema": "id bigint, n int", "key": ["id"], "buckets": 2}}
@@ -43,3 +49,26 @@ def test_changes_that_are_read_again_do_not_bring_an_older_row_back(tmp_path: Pa
     tables(str(store), str(target), ONE, USERS, broker_name="b")
     tables(str(copy), str(target), ONE, USERS, broker_name="b")
     assert {row["id"]: row["n"] for row in rows_of(target, "Users")} == {n: 100 + n for n in range(6)}
+
+
+@pytest.mark.parametrize("is_archived", [True, False])
+def test_both_lives_of_a_queue_are_replayed_in_their_order_and_with_keys_of_their_own(
+    tmp_path: Path, is_archived: bool
+) -> None:
+    """Of two messages with one key, a consumer that drops repeats would drop the second."""
+    store = tmp_path / "store"
+    put(store, "Orders", [{"n": n} for n in range(4)], queues=1)
+    remake(store, "Orders")
+    put(store, "Orders", [{"n": n} for n in range(4, 8)], queues=1)
+    source = str(store)
+    if is_archived:
+        source = str(tmp_path / "archive")
+        archive(str(store), source, ONE)
+    with LocalCluster() as cluster:
+        for _ in range(2):  # the same keys in every replay
+            assert replay(source, "Again", cluster.namesrv).sent == 8
+        found = records(cluster.namesrv, "Again")
+    assert [json.loads(message.body)["n"] for message in found] == [*range(8), *range(8)]
+    keys = [message.properties[DEDUP_PROPERTY] for message in found]
+    assert keys[:8] == keys[8:]
+    assert len(set(keys)) == 8

@@ -111,7 +111,7 @@ def test_a_replayed_message_keeps_the_key_that_it_carries(cluster: LocalCluster,
     made = keys.pop(b"3")
     assert keys == {b"0": "a", b"1": "b", b"2": "a"}
     assert made.startswith("replay-Keyed-")
-    assert made.endswith("-0-3")
+    assert "-0-3-" in made
 
 
 def test_a_redriven_letter_does_not_carry_the_key_of_the_message_that_failed(cluster: LocalCluster) -> None:

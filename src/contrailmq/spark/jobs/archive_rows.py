@@ -1,4 +1,7 @@
-"""Rows of an archive as tables, chosen and in the order of their queues. For `replay` and `restore`."""
+"""Rows of an archive as tables, chosen and in the order of their queues. For `replay` and `restore`.
+
+That is the order of the log: if a topic was made again, queue offsets begin at 0 a second time.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from contrailmq.spark.jobs.parquet_files import read_rows, topic_counts
 
 _ROWS_AT_ONCE: Final = 200_000  # of small topics; a large one is read alone
 _DAY_MS: Final = 86_400_000
+_ORDER: Final = [(name, "ascending") for name in ("topic", "queueId", "brokerName", "physicalOffset", "queueOffset")]
 
 
 def archived_topics(source: str) -> frozenset[str]:
@@ -26,7 +30,7 @@ def archived_topics(source: str) -> frozenset[str]:
 
 
 def archived_tables(source: str, selection: Selection) -> Iterator[pa.Table]:
-    """The chosen rows: day by day, some topics at once, each queue in the order of its offsets."""
+    """The chosen rows: day by day, some topics at once, each queue in the order of its log."""
     by_day: dict[str, list[ArchivedFile]] = {}
     for file in Manifest(source).load().files:
         if _may_hold(file, selection):
@@ -36,7 +40,7 @@ def archived_tables(source: str, selection: Selection) -> Iterator[pa.Table]:
             wanted = [file for file in files if not file.topic or file.topic in topics]
             table = pa.concat_tables([read_rows(str(Path(source, f.path)), f.topic, topics) for f in wanted])
             table = table.filter(_chosen(table, selection))
-            yield table.sort_by([(name, "ascending") for name in ("topic", "queueId", "queueOffset")])
+            yield table.sort_by(_ORDER)
 
 
 def _may_hold(file: ArchivedFile, selection: Selection) -> bool:

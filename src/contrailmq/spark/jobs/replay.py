@@ -280,19 +280,21 @@ def _by_turns(queues: list[MessageQueue]) -> list[MessageQueue]:
 def replayed(row: Row, settings: SinkSettings) -> Message:
     """A stored message to send again: its origin as properties, and its own de-duplication key or one of its place."""
     properties = {name: value for name, value in row["properties"] if name not in RESERVED_PROPERTIES}
+    time_ms = round(row["storeTimestamp"].timestamp() * 1000)
     properties.update(
         REPLAY_TOPIC=row["topic"],
         REPLAY_QUEUE_ID=str(row["queueId"]),
         REPLAY_OFFSET=str(row["queueOffset"]),
-        REPLAY_TIME_MS=str(round(row["storeTimestamp"].timestamp() * 1000)),
+        REPLAY_TIME_MS=str(time_ms),
     )
     again = {name: row[name] for name in ("topic", "body", "tags", "keys", "flag")}
-    place = f"replay-{row['topic']}-{row['storeHost']}-{row['queueId']}-{row['queueOffset']}"
+    # With the time: a queue of a topic that was made again has the same offsets once more.
+    place = f"replay-{row['topic']}-{row['storeHost']}-{row['queueId']}-{row['queueOffset']}-{time_ms}"
     return make_message({**again, "properties": properties}, settings, place)
 
 
 def stored_rows(source: str, selection: Selection, share: Share | None = None) -> Iterator[Row]:
-    """Rows of an archive (a directory with a manifest) or of stores, each queue in the order of its offsets."""
+    """Rows of an archive (a directory with a manifest) or of stores, each queue in the order of its log."""
     mine = Share() if share is None else share
     if Manifest(source).head().version:
         yield from _archived_rows(source, selection, mine)
