@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,30 @@ def test_the_system_clock_costs_no_jump() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- old files
+
+
+@pytest.mark.parametrize("reading", range(6))
+def test_a_pause_between_two_readings_is_no_sleep(monkeypatch: pytest.MonkeyPatch, reading: int) -> None:
+    """A process may be stopped at any place. Taken for a sleep, the pause would put store times ahead of the clock."""
+    clock, paused_ns, readings = SystemClock(), 0, 0
+
+    def delayed(read: Callable[..., int]) -> Callable[..., int]:
+        def reading_with_pause(*which: int) -> int:
+            nonlocal paused_ns, readings
+            value = read(*which) + paused_ns
+            paused_ns += 1_000_000_000 if readings == reading else 0
+            readings += 1
+            return value
+
+        return reading_with_pause
+
+    expected_ms = clock.slept_ms()
+    monkeypatch.setattr(time, "monotonic_ns", delayed(time.monotonic_ns))
+    monkeypatch.setattr(time, "clock_gettime_ns", delayed(time.clock_gettime_ns))
+    slept_ms = clock.slept_ms()
+    monkeypatch.undo()
+    assert readings > reading, "the pause was in a reading"
+    assert abs(slept_ms - expected_ms) <= 1
 
 
 class FullDisk(Files):
