@@ -7,17 +7,21 @@ been served or thrown away by then (RocketMQ throws it away after 3 s).
 
 An end is refused if the half message was put back elsewhere by checks; then its newest place is looked up in the
 half messages' own queue. If nothing of it can be ended and it is not visible, it was given up, and that is an error.
+
+A broker ends a half message into its queue though the topic was deleted or has fewer queues by now, and nobody would
+see the row. So it is asked first whether the queues are there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace
-from contrailmq.client.errors import BrokerNotFoundError
+from contrailmq.client.errors import BrokerNotFoundError, NoRouteError, NotWritableError
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, Property, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record
@@ -31,11 +35,17 @@ from contrailmq.wire.errors import ResponseError
 DOUBT_S: Final = 5.0
 _ROUNDS_MAX: Final = 5  # in which the same half messages are refused
 _PULL_COUNT: Final = 1024
+_LOOKS_MAX: Final = 5  # for a queue: one that came to be with the batch may reach a NameServer a moment later
+_LOOK_S: Final = 1.0
 _Result = TypeVar("_Result")
 
 
 class HalvesLostError(ContrailError):
     """Half messages of a committed batch were given up by their broker before they were ended."""
+
+
+class QueuesGoneError(ContrailError):
+    """Rows were sent to queues that their topic does not have any more."""
 
 
 class Settler:
@@ -57,6 +67,12 @@ class Settler:
         queues = sorted({place.queue for place in places})
         for topic in {queue.topic for queue in queues}:
             self._patiently(lambda topic=topic: self._client.publish_queues(topic))  # type: ignore[misc]
+        gone = self._gone(places)
+        if gone:
+            raise QueuesGoneError(
+                f"{gone} since rows of this batch were sent to it: nothing of the batch is visible; start again, "
+                "and it is sent to the queues that are there now"
+            )
         return {queue: self._patiently(lambda queue=queue: self._client.max_offset(queue)) for queue in queues}  # type: ignore[misc]
 
     def roll_back(self, places: Sequence[HalfPlace]) -> None:
@@ -67,6 +83,12 @@ class Settler:
         """Return when every row of the batch is visible. `is_new`: nobody has begun with it."""
         left = decision.places
         if not is_new:
+            gone = self._gone(left)
+            if gone:
+                raise QueuesGoneError(
+                    f"{gone}, and {len(left)} rows of {decision.batch} are committed: create the topic again with as "
+                    "many queues as it had, and start again"
+                )
             left = self._not_visible(decision, left)
         patience = Patience(self._client, self._away_timeout_s, sleep=self._sleep)
         rounds = 0
@@ -88,6 +110,31 @@ class Settler:
                     raise _lost(decision, left, refused[left[0].unique_key])
             if refused and left:
                 left = self._newest_places(left)
+
+    def _gone(self, places: Sequence[HalfPlace]) -> str:
+        """Which queue of these half messages is gone, in words; empty if all are there."""
+        wanted = {place.queue for place in places}
+        for look in range(_LOOKS_MAX):
+            if look:
+                self._sleep(_LOOK_S)
+            missing = self._patiently(lambda: self._missing(wanted))
+            if not missing:
+                return ""
+        topic, broker_name, queue_id = min(missing)
+        return f"queue {queue_id} of {topic} on {broker_name} is gone (one of {len(missing)} queues)"
+
+    def _missing(self, wanted: set[MessageQueue]) -> set[MessageQueue]:
+        """Queues that no NameServer has, of brokers that are there."""
+        found: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in wanted}:
+            with contextlib.suppress(NoRouteError, NotWritableError):
+                found.update(self._client.queues(topic))
+                found.update(self._client.publish_queues(topic))
+        missing = wanted - found
+        for queue in missing:
+            if not self._client.has_broker(queue.broker_name):
+                raise BrokerNotFoundError(queue.broker_name)
+        return missing
 
     def _not_visible(self, decision: Decision, places: Sequence[HalfPlace]) -> list[HalfPlace]:
         wanted, queues = set(keys_of(places)), {place.queue for place in places}
