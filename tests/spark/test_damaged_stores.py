@@ -484,6 +484,27 @@ def half_swapped(store: str, die: Callable[..., None]) -> None:
     die()
 
 
+@pytest.mark.parametrize("what", ["cut", "flipped"])
+def test_an_end_that_is_passed_over_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    """Nothing follows the damage, so no reader of the log meets it: only the queues know that something was there."""
+    store = tmp_path / "store"
+    with MessageStore(StoreConfig(store, mapped_file_size_commit_log=64 * 1024)) as opened:
+        sizes = [opened.put(Message("Orders", b"x%d" % n), queue_id=0).size_bytes for n in range(9)]
+    (file,) = log_files(str(store))
+    if what == "cut":
+        os.truncate(file.path, sum(sizes[:8]) + 10)
+    else:
+        data = bytearray(Path(file.path).read_bytes())
+        data[sum(sizes) - sizes[8] + 88] ^= 0xFF
+        Path(file.path).write_bytes(data)
+    with caplog.at_level("WARNING"):
+        assert places(str(store), skip_corrupt=True) == [sum(sizes[:n]) for n in range(8)]
+    assert [text for text in caplog.messages if "is not read" in text] == [
+        f"{store}: {sum(sizes[:8])} to {sum(sizes)} is not read: queues point there, and it holds no whole record or "
+        "no file has it (contrailmq pipeline verify)"
+    ]
+
+
 @pytest.mark.parametrize("crash", ["power cut", "none"])
 def test_rows_that_recovery_will_cut_are_not_read_when_damage_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, crash: str

@@ -164,9 +164,16 @@ def confirmed_end(store: str, *, known_end: int = 0, skips_damage: bool = False)
     For a reader that `skips_damage` it is the end of a whole record, and of what the store's own recovery will keep: if
     its broker did not stop cleanly, it cuts the log at the first damage that may never have been written.
     """
+    pointed_to = dispatched_end(store) if skips_damage and not known_end else 0  # first: a log may grow meanwhile
     end = _end_of_log(store, known_end, skips_damage=skips_damage)
     kept = end_after_crash(store_root(store)) if skips_damage else None
     if kept is None or kept[0] >= end:
+        if pointed_to > end:
+            _log.warning(
+                "%s: %d to %d is not read: queues point there, and it holds no whole record or no file has it "
+                "(contrailmq pipeline verify)",
+                *(store, end, pointed_to),
+            )
         return end
     _log.warning(
         "%s: %d to %d is not read: its broker did not stop cleanly, and the next start will cut the log at %d, where "
