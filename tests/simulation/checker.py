@@ -11,14 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from contrailmq.message import Property
+from contrailmq.broker.pop.records_found import ORIGIN_PROPERTY
+from contrailmq.broker.transactions.transaction_check import CLOCK_SET
+from contrailmq.message import RESERVED_PROPERTIES, Property
 from simulation.history import DEALS, PASSING, POPPED, POPPERS, READERS, TOPICS, WORKERS, History, Kind, Place, Queue
 from simulation.pop_checker import unsafe_pops
-from simulation.stores import DEAD, TIMERS, Left, Record
+from simulation.stores import DEAD, HALVES, RETRY, TIMERS, Left, Record
 
 TAGS: Final = Property.TAGS
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
 CLOCK_S: Final = 0.001  # brokers count in milliseconds
+# What our broker notes in copies of its own; the message that a consumer gets does not have it.
+MARKS: Final = {RETRY: ORIGIN_PROPERTY, DEAD: ORIGIN_PROPERTY, HALVES: CLOCK_SET}
 RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
 
@@ -75,7 +79,7 @@ def _of_deliveries(history: History) -> Iterator[str]:
         if sent is None:
             yield f"{what} was delivered to {delivery.group} and never sent"
             continue
-        yield from _of_content(sent.properties, delivery.properties, what)
+        yield from _of_content(history, delivery.body, delivery.properties)
         wanted = history.subscribed[delivery.group].get(sent.topic, "not at all")
         if wanted is not None and wanted != sent.properties[Property.TAGS]:
             yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
@@ -130,6 +134,7 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
             if record.physical_offset in damaged:
                 continue
             everything[record.place].append(record)
+            found += _of_copy(history, record)
             if record.place.queue.topic in TOPICS or record.place.queue.topic.startswith(PASSING):
                 copies[record.body].append(record)
                 history.places[record.body].add(record.place)
@@ -165,6 +170,16 @@ def unsafe_copy(history: History, slave: str, copy: Left, master: Left) -> list[
     return found
 
 
+def _of_copy(history: History, record: Record) -> Iterator[str]:
+    """In whatever topic: neither a message that waits for its time nor a dead letter is changed."""
+    topic, sent = record.place.queue.topic, history.sent.get(record.body)
+    marks = {mark for name, mark in MARKS.items() if topic.startswith(name)}
+    properties = {key: value for key, value in record.properties.items() if key not in marks}
+    yield from _of_content(history, record.body, properties)
+    if sent is not None and record.flag != sent.flag:
+        yield f"{_short(record.body)} was sent with the flag {sent.flag} and has {record.flag} at {record.place}"
+
+
 def _of_record(history: History, record: Record) -> Iterator[str]:
     sent, what = history.sent.get(record.body), _short(record.body)
     if sent is None:
@@ -172,7 +187,6 @@ def _of_record(history: History, record: Record) -> Iterator[str]:
         return
     if sent.topic != record.place.queue.topic:
         yield f"{what} was sent to {sent.topic} and stands at {record.place}"
-    yield from _of_content(sent.properties, record.properties, what)
     if sent.kind is Kind.HALF and not history.decided.get(record.body):
         yield f"{what} stands at {record.place} and its transaction did not commit"
 
@@ -310,10 +324,20 @@ def _may_be_missed(history: History, body: bytes, group: str) -> bool:
 # --- leaves
 
 
-def _of_content(sent: dict[str, str], got: dict[str, str], what: str) -> Iterator[str]:
+def _of_content(history: History, body: bytes, got: Mapping[str, str]) -> Iterator[str]:
+    """The properties that were sent and no others, beside RocketMQ's own; and the id that the producer was told."""
+    if body not in history.sent:
+        return
+    sent = history.sent[body].properties
     changed = {key: value for key, value in sent.items() if got.get(key) != value}
     if changed:
-        yield f"{what} was sent with {changed} and has {got}"
+        yield f"{_short(body)} was sent with {changed} and has {got}"
+    added = {key: value for key, value in got.items() if key not in sent and key not in RESERVED_PROPERTIES}
+    if added:
+        yield f"{_short(body)} was sent without {added} and has {got}"
+    known, found = history.ids.get(body), got.get(Property.UNIQUE_KEY)
+    if known is not None and found != known:
+        yield f"{_short(body)} was acknowledged as {known} and has {found}"
 
 
 def _short(body: bytes) -> str:

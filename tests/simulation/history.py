@@ -70,6 +70,7 @@ class Sent(NamedTuple):
     delay_s: float = 0.0
     line: tuple[str, ...] = ()  # sender and key of an ordered message
     is_poison: bool = False  # the workers fail on it each time
+    flag: int = 0
 
 
 class Acknowledged(NamedTuple):
@@ -147,6 +148,7 @@ class History:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[bytes, Acknowledged] = field(default_factory=dict)
+    ids: dict[bytes, str] = field(default_factory=dict)  # those that producers were told
     by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements
     recalls: Counter[str] = field(default_factory=Counter)  # by broker: those that were acknowledged
     refused: dict[bytes, str] = field(default_factory=dict)

@@ -203,6 +203,30 @@ PLANTED: Final = (
         'properties[Property.WAIT] = "false"',
         "properties.pop(Property.KEYS, None)",
     ),
+    Planted(
+        "a retry gets an id of its own",
+        "broker.requests.retry:RetryProcessor._copy",
+        'properties[Property.WAIT] = "false"',
+        'properties[Property.WAIT] = "false"\n    properties[Property.UNIQUE_KEY] = stored.offset_message_id',
+    ),
+    Planted(
+        "a retry gets a property that nobody sent",
+        "broker.requests.retry:RetryProcessor._copy",
+        'properties[Property.WAIT] = "false"',
+        'properties[Property.WAIT] = properties["retried"] = "false"',
+    ),
+    Planted(
+        "a retry loses its flag",
+        "broker.requests.retry:RetryProcessor._copy",
+        'properties[Property.WAIT] = "false"',
+        'properties[Property.WAIT] = "false"\n    message.flag = 0',
+    ),
+    Planted(
+        "a dead letter loses its keys",
+        "broker.requests.retry:RetryProcessor._copy",
+        "properties.pop(Property.DELAY, None)",
+        "properties.pop(Property.DELAY, None)\n        properties.pop(Property.KEYS, None)",
+    ),
     # --- groups
     Planted(
         "the broker stores an offset one too far",

@@ -19,7 +19,8 @@ from contrailmq.store.tools.read_only import StoreView
 from contrailmq.store.tools.verify import verify_store
 from simulation.history import Place, Queue
 
-HALVES, DEAD, TIMERS = "RMQ_SYS_TRANS_HALF_TOPIC", "%DLQ%", "rmq_sys_wheel_timer"
+HALVES, TIMERS = "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"
+RETRY, DEAD = "%RETRY%", "%DLQ%"
 
 
 class Record(NamedTuple):
@@ -28,6 +29,7 @@ class Record(NamedTuple):
     store_time_ms: int
     body: bytes
     properties: dict[str, str]
+    flag: int = 0
 
 
 class Left(NamedTuple):
@@ -70,7 +72,9 @@ class _Records:
         for message, body in messages:
             place = Place(queue, message.queue_offset)
             self.records.append(
-                Record(place, message.physical_offset, message.store_time_ms, body, dict(message.properties))
+                Record(
+                    place, message.physical_offset, message.store_time_ms, body, dict(message.properties), message.flag
+                )
             )
 
 

@@ -257,6 +257,32 @@ def test_deliveries_of_what_was_not_sent_or_was_changed_are_found() -> None:
     assert unsafe(history) == ["'x' was delivered to workers and never sent", changed]
 
 
+def test_a_property_that_nobody_sent_and_another_id_are_found() -> None:
+    history = of({b"a": plain()}, (b"a", Place(B0, 0)))
+    history.ids[b"a"] = "ID1"
+    give(history, b"a", Place(B0, 0), properties=TAGS | {"UNIQ_KEY": "ID1", "RECONSUME_TIME": "1"})
+    assert unsafe(history) == []
+    got = TAGS | {"UNIQ_KEY": "ID2", "more": "x"}
+    give(history, b"a", Place(B0, 0), properties=got)
+    assert unsafe(history) == [
+        f"'a' was sent without {{'more': 'x'}} and has {got}",
+        "'a' was acknowledged as ID1 and has ID2",
+    ]
+
+
+@pytest.mark.parametrize("topic", ["%DLQ%workers", "%RETRY%workers", "SCHEDULE_TOPIC_XXXX"])
+def test_a_message_that_was_changed_in_a_topic_that_nobody_reads_is_found(topic: str) -> None:
+    place, held = Place(Queue(topic, "b0", 0), 0), Record(Place(B0, 0), 0, 0, b"a", TAGS, flag=3)
+    history = of({b"a": plain(flag=3)}, (b"a", Place(B0, 0)))
+    copy = held._replace(place=place, physical_offset=100)
+    assert unsafe_stores(history, [Left("b0", [held, copy], [], {}, {})]) == []
+    changed = copy._replace(properties={"TAGS": "even"}, flag=0)
+    assert unsafe_stores(history, [Left("b0", [held, changed], [], {}, {})]) == [
+        "'a' was sent with {'number': '1'} and has {'TAGS': 'even'}",
+        f"'a' was sent with the flag 3 and has 0 at {place}",
+    ]
+
+
 def test_deliveries_too_early_rolled_back_or_not_asked_for_are_found() -> None:
     sent = {b"l": plain(LATER, Kind.LEVEL, delay_s=5.0), b"h": plain(DEALS, Kind.HALF), b"o": plain(ORDERED)}
     history = of(sent)

@@ -85,6 +85,7 @@ TIMER_CHOICE: Final = 0.9
 RECALL_ODDS: Final = 0.3  # that a timer is taken back
 HURRIED_S: Final = 0.01
 KEYS: Final = 5
+FLAGS: Final = 10  # of users, 0 included
 LINE_TRIES_MAX: Final = 1000  # of the FIFO group: answers get lost, and nothing is to be passed over
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
 LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
@@ -282,10 +283,11 @@ class Workload:
         body = f"{node.name} {number} ".encode() + bytes([chance.randrange(32, 127)]) * chance.choice(SIZES)
         tag = ORDERED_TAG if number % 2 == 0 else "odd"
         properties = {"number": str(number), "from": node.name, **chance.choice(LOOK_ALIKES)}
-        message = Message(topic, body, tags=tag, keys=[f"k{number % 50}"], properties=properties, **later)  # type: ignore[arg-type]
+        flag = number % FLAGS
+        message = Message(topic, body, tags=tag, keys=[f"k{number % 50}"], properties=properties, flag=flag, **later)  # type: ignore[arg-type]
         expected = {**properties, Property.TAGS: tag, Property.KEYS: f"k{number % 50}"}
         is_poison = kind is Kind.SINGLE and topic == PLAIN and chance.random() < 0.05
-        self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison)
+        self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison, flag)
         return message
 
     def _refuse(self, body: bytes, cause: ContrailError) -> None:
@@ -301,7 +303,9 @@ class Workload:
             return
         ids = result.offset_message_id.split(",")
         physical_offset = parse_offset_message_id(ids[min(number, len(ids) - 1)])[2]
-        queue = Queue(*result.queue)
+        unique_ids, queue = result.message_id.split(","), Queue(*result.queue)
+        if number < len(unique_ids) and queue.topic != BUNDLED:  # there the whole record has an id
+            self.history.ids[body] = unique_ids[number]
         place = Place(queue, result.queue_offset + number)
         self.history.acknowledge(body, place, physical_offset, node.world.now_s if at_s is None else at_s)
         self._witness(self.history.sent[body], self.history.acknowledged[body])
