@@ -7,15 +7,21 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from contrailmq.spark.jobs.archive import archive
+from contrailmq.cli import app
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings
+from contrailmq.spark.jobs.archive import RECORDS_VIEW, archive
+from contrailmq.spark.jobs.archive_rows import archived_tables
 from contrailmq.spark.jobs.replay import replay
+from contrailmq.spark.jobs.restore import restore
 from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
 from contrailmq.spark.topic_tables.job import tables
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 from spark.test_exactly_once import records
-from spark.test_topic_tables import ONE, put, rows_of
+from spark.test_topic_tables import ONE, put, rows_of, stored
 
 USERS = {"Users": {"schema": "id bigint, n int", "key": ["id"], "buckets": 2}}
 
@@ -72,3 +78,24 @@ def test_both_lives_of_a_queue_are_replayed_in_their_order_and_with_keys_of_thei
     keys = [message.properties[DEDUP_PROPERTY] for message in found]
     assert keys[:8] == keys[8:]
     assert len(set(keys)) == 8
+
+
+@pytest.mark.parametrize("keep_records", [True, False])
+def test_a_restore_tells_what_no_broker_will_serve_and_how_to_restore_that(tmp_path: Path, keep_records: bool) -> None:
+    """A queue holds one life of its topic. The other can be restored by itself."""
+    store, source = tmp_path / "store", str(tmp_path / "archive")
+    put(store, "Orders", [{"n": n} for n in range(5)], queues=1)
+    remake(store, "Orders")
+    put(store, "Orders", [{"n": n} for n in range(5, 8)], queues=1)
+    archive(str(store), source, ONE, settings=LogSettings(view=RECORDS_VIEW) if keep_records else None)
+    done = restore(source, str(tmp_path / "both"), log_file_bytes=1 << 20)
+    assert (done.messages, done.in_no_queue) == (8, 5)
+    assert [json.loads(body)["n"] for body in stored(tmp_path / "both", "Orders").values()] == [5, 6, 7]
+    said = CliRunner().invoke(app, ["pipeline", "restore", "--archive", source, "--to", str(tmp_path / "told")])
+    assert said.exit_code == 0
+    assert "warning: 5 of 8 messages are in the log and in no queue" in said.stderr
+    times = sorted(row["storeTimestamp"] for table in archived_tables(source, Selection()) for row in table.to_pylist())
+    until = Selection(end_ms=round(times[5].timestamp() * 1000))
+    done = restore(source, str(tmp_path / "first"), selection=until, log_file_bytes=1 << 20)
+    assert (done.messages, done.in_no_queue) == (5, 0)
+    assert [json.loads(body)["n"] for body in stored(tmp_path / "first", "Orders").values()] == [0, 1, 2, 3, 4]

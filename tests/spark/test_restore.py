@@ -88,7 +88,7 @@ def test_our_broker_serves_a_restored_archive(
     """Every message at its queue offset and store time; byte for byte where the archive kept the records."""
     target = tmp_path / "broker-0"
     done = restore(kept if has_records else plain, str(target), log_file_bytes=FILE_BYTES)
-    assert (done.messages, done.has_old_places) == (len(messages()), has_records)
+    assert (done.messages, done.has_old_places, done.in_no_queue) == (len(messages()), has_records, 0)
     assert verify(str(target), ONE) == []
     with (
         LocalCluster(store=tmp_path, config={"mappedFileSizeCommitLog": str(FILE_BYTES)}) as cluster,

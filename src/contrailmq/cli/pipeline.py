@@ -319,6 +319,12 @@ def restore(
                 on_progress=tell,
             )
         print_found(asdict(done), as_json, title="restore")
+        if done.in_no_queue:
+            typer.echo(
+                f"warning: {done.in_no_queue} of {done.messages} messages are in the log and in no queue, so no broker "
+                "serves them: their topic was deleted and made again later; restore them by themselves, with --until",
+                err=True,
+            )
 
 
 @app.command()

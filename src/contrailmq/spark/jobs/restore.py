@@ -59,7 +59,11 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What the new store holds. `has_old_places` says that records are byte for byte where they were."""
+    """What the new store holds. `has_old_places` says that records are byte for byte where they were.
+
+    `in_no_queue` of the messages belong to a topic that was deleted and made again later: its queues hold what came
+    then, from offset 0 on, and no broker serves the others.
+    """
 
     messages: int
     topics: int
@@ -67,6 +71,7 @@ class RestoreResult:
     has_old_places: bool
     log_begin: int
     log_end: int
+    in_no_queue: int
 
 
 class _Plan(NamedTuple):
@@ -108,14 +113,17 @@ def restore(
     make_folder(new / "commitlog")
     _write_log(source, chosen, broker_name, plan, new / "commitlog", log_file_bytes)
     _write_topics(new, plan.queues)
-    rebuild(str(new), LocalEngine(1) if engine is None else engine, on_progress=on_progress)
+    built = rebuild(str(new), LocalEngine(1) if engine is None else engine, on_progress=on_progress)
     if place.exists():
         place.rmdir()
     new.rename(place)
     sync_folder(place.parent)
     begin, end = int(plan.places.min()), int((plan.places + plan.sizes).max())
     topics = len({topic for topic, _ in plan.queues})
-    return RestoreResult(len(plan.places), topics, len(plan.queues), plan.has_old_places, begin, end)
+    count = len(plan.places)
+    return RestoreResult(
+        count, topics, len(plan.queues), plan.has_old_places, begin, end, in_no_queue=count - built.units
+    )
 
 
 def _rows(source: str, selection: Selection, broker_name: str | None) -> Iterator[pa.Table]:
