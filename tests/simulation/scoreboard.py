@@ -211,6 +211,17 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "test_what_a_slave_that_stood_in_handed_elsewhere_comes_again_when_it_is_made_the_master",
     ),
     (
+        "a slave that lost power kept a record of which a sector was lost, in its properties, which have no checksum; "
+        "it followed its master on, and as a master would have served an altered message (seed 272 of ten minutes)",
+        "tests/store/test_torn_copies.py::test_a_slave_ends_before_the_record_that_lost_a_part_and_gets_it_again",
+    ),
+    (
+        "after a promotion, timers that were stored while the old master's clock was off came early or late by as much "
+        "(seed 641 of ten minutes, jump and switch)",
+        "tests/broker/test_clock_at_slaves.py::"
+        "test_after_the_masters_clock_was_set_its_slave_as_master_delivers_when_it_was_asked",
+    ),
+    (
         "a FIFO queue of POP waited by the wall clock: set back by an hour, its group got nothing for an hour, and set "
         "forward, somebody else got what a consumer still had (seed 42 of one minute, jump)",
         "tests/broker/test_pop_fifo.py::test_a_queue_waits_as_long_as_was_asked_whatever_is_done_to_the_wall_clock",
@@ -242,6 +253,9 @@ NOT_COVERED: Final = (
     "Long runs of the package as it is now: the seeds above were run over a day in which what they found was mended "
     "(table: package at); those that had failed were run again. 20,000 seeds have not been run.",
     "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
+    "A sector that a power cut took from the properties of a record which nobody was told is stored: a master serves "
+    "it so (a slave takes it from its master again), for properties have no checksum unless enabledAppendPropCRC is "
+    "set. In the trials a master's records are written at once, so this does not come up there.",
     "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
     "while a broker runs; `flip` turns bits of bodies only.",
     "A turned bit and then a power failure: the log ends at the first hole that is newer than the checkpoint (a minute "

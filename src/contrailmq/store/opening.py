@@ -8,6 +8,7 @@ from contrailmq.store.parts import Parts
 from contrailmq.store.recovery.queue_kinds import unify_queues
 from contrailmq.store.recovery.queue_ledger import read_ledger
 from contrailmq.store.recovery.recovery import RecoveryReport, load_index, recover
+from contrailmq.store.recovery.torn_copies import cut_torn_copies
 from contrailmq.store.recovery.truncation import decided_truncation, truncate_log, truncation_done
 
 
@@ -26,6 +27,9 @@ def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: St
     checkpoint = parts.checkpoint.load()
     ledger = read_ledger(config.path, files)
     boot_id = files.boot_id()
+    was_power_lost = not was_clean_exit and not (boot_id and ledger is not None and ledger.boot_id == boot_id)
+    if config.is_slave and was_power_lost:
+        cut_torn_copies(config.path, files, log_files, synced_ms=checkpoint.synced_ms)
     index_damage: list[str] = []
     if parts.index is not None:
         index_damage = load_index(

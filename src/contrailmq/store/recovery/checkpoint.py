@@ -37,6 +37,11 @@ class CheckpointValues(NamedTuple):
     logics_physical_offset: int = 0
 
     @property
+    def synced_ms(self) -> int:
+        """What was stored up to then was on the disk, with some room for clocks, as in Apache's store."""
+        return max(0, min(self.physic_msg_time_ms, self.logics_msg_time_ms) - 3_000)
+
+    @property
     def is_believable(self) -> bool:
         return all(0 <= time_ms < _TIME_MAX_MS for time_ms in self[:3]) and all(offset >= 0 for offset in self[3:])
 

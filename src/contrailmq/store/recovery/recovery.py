@@ -310,8 +310,7 @@ class _Recovery:
         return 0
 
     def _trusted_time_ms(self) -> int:
-        both = min(self.checkpoint.physic_msg_time_ms, self.checkpoint.logics_msg_time_ms)
-        return max(0, both - 3_000)
+        return self.checkpoint.synced_ms
 
     def _doubtful_queues(self, walk_from: int) -> list[DamagedQueue]:
         """Queues whose content below the walk cannot be right."""

@@ -58,10 +58,7 @@ def decided_truncation(root: Path, files: Files) -> int | None:
 def truncate_log(root: Path, files: Files, log_files: MappedFileQueue, at: int) -> None:
     """Before anything else is loaded."""
     _log.warning("store %s: the log is cut at offset %d, as was asked for", root, at)
-    for file in log_files.files:
-        if file.base <= at < file.end:
-            _erase(files, file, at - file.base)
-    log_files.truncate_dirty_files(at)
+    erase_from(files, log_files, at)
     for name in _TIMER_PARTS:
         path = root / name
         if files.exists(path):
@@ -70,6 +67,14 @@ def truncate_log(root: Path, files: Files, log_files: MappedFileQueue, at: int) 
             else:
                 remove_tree(path, files)
     files.sync_directory(root)
+
+
+def erase_from(files: Files, log_files: MappedFileQueue, at: int) -> None:
+    """Nothing of the log is left behind that place; a crash on the way leaves all of it, or less."""
+    for file in log_files.files:
+        if file.base <= at < file.end:
+            _erase(files, file, at - file.base)
+    log_files.truncate_dirty_files(at)
 
 
 def truncation_done(root: Path, files: Files) -> None:
