@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from contrailmq import Admin, Message, Producer
 from contrailmq.cli import app
 from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.decoding.log_plan import LogSettings
@@ -99,3 +102,30 @@ def test_a_restore_tells_what_no_broker_will_serve_and_how_to_restore_that(tmp_p
     done = restore(source, str(tmp_path / "first"), selection=until, log_file_bytes=1 << 20)
     assert (done.messages, done.in_no_queue) == (5, 0)
     assert [json.loads(body)["n"] for body in stored(tmp_path / "first", "Orders").values()] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("job", ["archive", "tables"])
+def test_a_job_of_a_topic_that_was_made_again_names_its_own_way_on_and_it_works(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    for module in ("contrailmq.cli.pipeline", "contrailmq.cli.pipeline_tables"):  # the session is for all tests
+        monkeypatch.setattr(f"{module}.spark_session", lambda *_: contextlib.nullcontext(spark))
+    with LocalCluster() as cluster, Admin(namesrv=cluster.namesrv) as admin:
+        words = ["pipeline", job, "-n", cluster.namesrv, "--to", str(tmp_path / "to"), "--topics", "Orders", "--json"]
+
+        def sent(count: int) -> None:
+            admin.create_topic("Orders", queues=1)
+            with Producer("maker", namesrv=cluster.namesrv) as producer:
+                for number in range(count):
+                    producer.send(Message("Orders", b'{"n":%d}' % number))
+
+        sent(3)
+        assert json.loads(CliRunner().invoke(app, words).stdout)["rows"] == 3
+        admin.delete_topic("Orders")
+        sent(5)
+        failed = CliRunner().invoke(app, words)
+        assert failed.exit_code == 2
+        assert "begin in another directory, or give --accept-loss to read it from its beginning" in failed.stderr
+        assert json.loads(CliRunner().invoke(app, [*words, "--accept-loss"]).stdout)["rows"] == 5
+        assert json.loads(CliRunner().invoke(app, words).stdout)["rows"] == 0

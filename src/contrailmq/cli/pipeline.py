@@ -55,6 +55,9 @@ BrokerAwayTimeout = Annotated[
         "--broker-away-timeout-ms", min=0, help="How long a broker or NameServer that is away is waited for; 60,000."
     ),
 ]
+AcceptLoss = Annotated[
+    bool, typer.Option("--accept-loss", help="Go on without what brokers lost, and with topics that were made again.")
+]
 StartingOffsets = Annotated[
     str | None, typer.Option("--starting-offsets", help='From these queue offsets on: {"Orders": {"0": 23}}.')
 ]
@@ -101,6 +104,7 @@ def archive(
     client: ClientOption = None,
     client_file: ClientFile = None,
     away_timeout_ms: BrokerAwayTimeout = None,
+    accept_loss: AcceptLoss = False,
     broker_name: BrokerName = None,
     keep_records: KeepRecords = False,
     repairs: Annotated[bool, typer.Option("--repair", help="Make lost files again, from the store.")] = False,
@@ -111,7 +115,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Append what a store, or topics of a cluster, gained to a Parquet archive, exactly once."""
-    with told_errors():
+    with told_errors(loss_option="--accept-loss"):
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
         if repairs:
@@ -127,14 +131,14 @@ def archive(
                 "--repair": repairs,
             }
             _without_effect("with --namesrv", unused)
-            shown = _archive_topics(
-                namesrv, topics, target, master, _client(client, client_file, away_timeout_ms), dry_run=dry_run
-            )
+            _without_effect("with --dry-run", {"--accept-loss": dry_run and accept_loss})
+            options = _client(client, client_file, away_timeout_ms, accept_loss=accept_loss)
+            shown = _archive_topics(namesrv, topics, target, master, options, dry_run=dry_run)
             listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
             print_found({**shown, **listed}, as_json, title="archive")
             return
         assert store is not None
-        _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms))
+        _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms, accept_loss=accept_loss))
         from contrailmq.spark.decoding.log_plan import LogSettings
         from contrailmq.spark.jobs import archive as job
 
@@ -248,6 +252,7 @@ def tables(
     client: ClientOption = None,
     client_file: ClientFile = None,
     away_timeout_ms: BrokerAwayTimeout = None,
+    accept_loss: AcceptLoss = False,
     broker_name: BrokerName = None,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
@@ -260,7 +265,7 @@ def tables(
             raise typer.BadParameter("give either --store or --namesrv")
         specs = specs_of(topics, config, schema, table)
         if store is not None:
-            _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms))
+            _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms, accept_loss=accept_loss))
             keep_from_store(
                 store,
                 target,
@@ -280,7 +285,7 @@ def tables(
             "--dry-run": dry_run,
         }
         _without_effect("with --namesrv", unused)
-        options = _client(client, client_file, away_timeout_ms)
+        options = _client(client, client_file, away_timeout_ms, accept_loss=accept_loss)
         keep_from_brokers(
             _required(namesrv, "--namesrv"), target, specs, options=options, master=master, as_json=as_json
         )
@@ -588,15 +593,24 @@ def _published(target: str, *, delta: bool, iceberg: bool) -> dict[str, int]:
     return {**listed, "iceberg_files": publish_iceberg(target)} if iceberg else listed
 
 
-def _of_clusters(client: list[str] | None, file: Path | None, away_timeout_ms: int | None) -> dict[str, object]:
+def _of_clusters(
+    client: list[str] | None, file: Path | None, away_timeout_ms: int | None, *, accept_loss: bool = False
+) -> dict[str, object]:
     """Options that are for brokers, by name."""
     away = None if away_timeout_ms is None else str(away_timeout_ms)  # a zero is given, too
-    return {"--client": client, "--client-file": file, "--broker-away-timeout-ms": away}
+    return {
+        "--client": client,
+        "--client-file": file,
+        "--broker-away-timeout-ms": away,
+        "--accept-loss": accept_loss,
+    }
 
 
-def _client(given: list[str] | None, file: Path | None, away_timeout_ms: int | None) -> dict[str, str]:
+def _client(
+    given: list[str] | None, file: Path | None, away_timeout_ms: int | None, *, accept_loss: bool = False
+) -> dict[str, str]:
     """Keys, TLS settings and patience as the options of the source; what is given by hand wins over the file."""
-    from contrailmq.spark.access import PREFIX, access_of
+    from contrailmq.spark.access import LOSS_OPTION, PREFIX, access_of
     from contrailmq.spark.runtime.patience import AWAY_OPTION
     from contrailmq.wire.properties import read_properties
 
@@ -604,6 +618,8 @@ def _client(given: list[str] | None, file: Path | None, away_timeout_ms: int | N
     found |= _named(given, "--client")
     options = {f"{PREFIX}{name.removeprefix(PREFIX)}": value for name, value in found.items()}
     access_of(options)  # refuses names without effect before anything is started
+    if accept_loss:
+        options[LOSS_OPTION] = "false"
     return options if away_timeout_ms is None else {**options, AWAY_OPTION: str(away_timeout_ms)}
 
 

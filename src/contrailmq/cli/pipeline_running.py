@@ -78,7 +78,8 @@ def shown_progress(name: str, as_json: bool) -> Iterator[Callable[[int, int], No
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
+def told_errors(*, loss_option: str | None = None) -> Iterator[None]:
+    """Errors as one line. `loss_option` is what a command has for the source's failOnDataLoss, if it has something."""
     from contrailmq.message import ContrailError, printable_lines
 
     try:
@@ -96,7 +97,11 @@ def told_errors() -> Iterator[None]:
     except _spark_errors() as exc:
         from contrailmq.spark.runtime.hidden_modules import hiding_text
 
-        typer.echo(f"error: {printable_lines(spark_cause(str(exc)))}", err=True)
+        told = spark_cause(str(exc))
+        if loss_option is not None:
+            told = told.replace("start a new query with a new checkpoint", "begin in another directory")
+            told = told.replace("set failOnDataLoss=false", f"give {loss_option}")
+        typer.echo(f"error: {printable_lines(told)}", err=True)
         hidden = hiding_text()
         if hidden:
             typer.echo(f"perhaps because {printable_lines(hidden)}", err=True)

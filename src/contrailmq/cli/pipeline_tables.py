@@ -83,7 +83,7 @@ def keep_from_brokers(
     as_json: bool,
 ) -> None:
     """Run the job over topics of a cluster and print what it did."""
-    with told_errors():
+    with told_errors(loss_option="--accept-loss"):
         from contrailmq.spark.topic_tables import job
 
         with spark_session("contrailmq tables", master) as spark:

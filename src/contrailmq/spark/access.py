@@ -20,6 +20,7 @@ from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.tls import client_tls
 
 PREFIX: Final = "rocketmq."
+LOSS_OPTION: Final = "failOnDataLoss"  # of the source; of jobs only those take it that read by a stream
 _NAMES: Final = (
     "accessKey",
     "secretKey",

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from contrailmq.spark.access import job_access
+from contrailmq.spark.access import LOSS_OPTION, job_access
 from contrailmq.spark.decoding.queue_units import all_queues
 from contrailmq.spark.decoding.store_files import find_stores
 from contrailmq.spark.jobs.archive_topics import archived_offsets
@@ -40,7 +40,7 @@ def check_cluster(namesrv: str, target: str, topics: Iterable[str], options: Map
     unread = [topic for topic in topics if topic not in read]
     if not unread:
         return
-    access, away_timeout_s = job_access(options)
+    access, away_timeout_s = job_access({name: value for name, value in options.items() if name != LOSS_OPTION})
     with access.open(namesrv, _GROUP, _TIMEOUT_S) as client:
         known = Patience(client, away_timeout_s).call(client.topics)
     _refuse([topic for topic in unread if topic not in known], known, namesrv)
