@@ -139,6 +139,21 @@ def test_an_inferred_schema_that_evolves_gains_the_fields_of_later_messages(tmp_
     assert {row["id"]: row.get("late") for row in rows_of(target, "Orders")} == {1: None, 2: None, 3: True}
 
 
+@pytest.mark.parametrize("evolve", [False, True])
+def test_a_field_with_the_name_of_a_table_s_own_column_stops_no_inferred_table(tmp_path: Path, evolve: bool) -> None:
+    """One sender would stop all tables, and nobody gave a schema that could be corrected."""
+    store, target = tmp_path / "store", tmp_path / "lake"
+    specs = {topic: {"evolve": evolve} for topic in ("Orders", "Visits")}
+    put(store, "Orders", [{"id": 1, "_KEYS": "x", "to": {"_tags": "y"}}])
+    put(store, "Visits", [{"id": 2}])
+    assert tables(str(store), str(target), ONE, specs).rows == 2
+    put(store, "Visits", [{"id": 3, "_queueOffset": 7}])
+    done = tables(str(store), str(target), ONE, specs)
+    assert (done.rows, done.quarantined) == (1, 0)
+    assert [(row["id"], row["_keys"], row["to"]) for row in rows_of(target, "Orders")] == [(1, None, {"_tags": "y"})]
+    assert {(row["id"], row["_queueOffset"]) for row in rows_of(target, "Visits")} == {(2, 0), (3, 1)}
+
+
 def test_a_schema_evolves_without_rewriting(tmp_path: Path) -> None:
     """Added, widened and removed fields; files of before stay as they are."""
     store, target = tmp_path / "store", tmp_path / "lake"

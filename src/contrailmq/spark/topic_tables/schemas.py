@@ -34,6 +34,7 @@ from contrailmq.spark.topic_tables.row_files import TopicPlan
 from contrailmq.spark.topic_tables.spec import DATE_COLUMN, PLACE, TablesError, TableSpec, fixed_choices
 from contrailmq.spark.topic_tables.stored import StoredTable, load_table, save_table
 
+_OWN: Final = frozenset(name.lower() for name in (*PLACE, DATE_COLUMN, DELETED_COLUMN, LOG_COLUMN))
 _SAMPLE_ROWS: Final = 1000  # of a topic in each part that is looked at
 
 
@@ -159,7 +160,7 @@ def _declared(spec: TableSpec, stored: StoredTable | None, seen: Survey | None) 
         return read_schema(spec.schema, spec.body, spec.message)
     if seen is None:
         return None if stored is None else stored.declared
-    found = known_fields(seen.fields)
+    found = pa.schema([field for field in known_fields(seen.fields) if field.name.lower() not in _OWN])
     if stored is None:
         return ddl_of(found) if len(found) else None
     known = parse_ddl(stored.declared)
@@ -211,8 +212,7 @@ def _shown(fixed: msgspec.Struct) -> str:
 
 def _check_columns(spec: TableSpec, columns: pa.Schema) -> None:
     """Refuse fields with the names of a table's own columns, and a layout by columns that are not there."""
-    own = {name.lower() for name in (*PLACE, DATE_COLUMN, DELETED_COLUMN, LOG_COLUMN)}
-    taken = [name for name in columns.names if name.lower() in own]
+    taken = [name for name in columns.names if name.lower() in _OWN]
     if taken:
         raise SchemaError(f"the field {taken[0]} has the name of a column that every table has")
     there = {**{name: arrow for name, (_, arrow) in PLACE.items()}, DATE_COLUMN: pa.date32()}
