@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import contrailmq
 from contrailmq.cli import app
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message.codec import decode_record, scan_records
@@ -25,6 +29,7 @@ from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
+from spark.test_archive_care import LIMITED
 
 ONE = LocalEngine(workers=1)
 SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_", "TRANS_CHECK")
@@ -172,3 +177,22 @@ def test_a_restore_that_was_killed_is_begun_again(tmp_path: Path, plain: str) ->
     (tmp_path / "new.restoring" / "commitlog" / f"{0:020d}").write_bytes(b"half")
     assert restore(plain, str(tmp_path / "new")).messages == len(messages())
     assert not (tmp_path / "new.restoring").exists()
+
+
+def test_a_disk_that_takes_no_more_is_told_and_keeps_nothing_of_the_store(tmp_path: Path, plain: str) -> None:
+    """By a limit on the size of files: half a log file, which is less than a queue file has, or an index."""
+    words = ["pipeline", "restore", "--archive", plain, "--to", str(tmp_path / "new")]
+    words += ["--log-file-bytes", str(FILE_BYTES)]
+    for bytes_max in (FILE_BYTES // 2, 2 * FILE_BYTES):
+        code = LIMITED.format(bytes_max=bytes_max, words=words)
+        environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        *_, told = done.stderr.splitlines()
+        assert told.startswith(f"error: {tmp_path}/new.restoring")
+        assert told.endswith(
+            "cannot be written: File too large; no store was made: raise the limit on the size of files (ulimit -f), "
+            "then run again"
+        )
+        assert list(tmp_path.iterdir()) == []
+    assert restore(plain, str(tmp_path / "new"), log_file_bytes=FILE_BYTES).messages == len(messages())

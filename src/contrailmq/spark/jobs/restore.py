@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ from contrailmq.spark.decoding.decode import QueueKey, Selection
 from contrailmq.spark.jobs.archive_rows import archived_tables
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest, make_folder, sync_folder
 from contrailmq.spark.jobs.rebuild import rebuild
+from contrailmq.spark.runtime.disk_errors import cause, remedy
 from contrailmq.spark.runtime.engine import Engine, LocalEngine, Progress
 from contrailmq.store.queues.placeholder import PLACEHOLDER_BYTES_MIN, placeholders
 
@@ -110,10 +112,11 @@ def restore(
     new = place.with_name(_NEW_NAME.format(place.name))
     if new.exists():
         shutil.rmtree(new)  # of a run that was killed
-    make_folder(new / "commitlog")
-    _write_log(source, chosen, broker_name, plan, new / "commitlog", log_file_bytes)
-    _write_topics(new, plan.queues)
-    built = rebuild(str(new), LocalEngine(1) if engine is None else engine, on_progress=on_progress)
+    with _removed_after_error(new):
+        make_folder(new / "commitlog")
+        _write_log(source, chosen, broker_name, plan, new / "commitlog", log_file_bytes)
+        _write_topics(new, plan.queues)
+        built = rebuild(str(new), LocalEngine(1) if engine is None else engine, on_progress=on_progress)
     if place.exists():
         place.rmdir()
     new.rename(place)
@@ -124,6 +127,20 @@ def restore(
     return RestoreResult(
         count, topics, len(plan.queues), plan.has_old_places, begin, end, in_no_queue=count - built.units
     )
+
+
+@contextmanager
+def _removed_after_error(new: Path) -> Iterator[None]:
+    """A store that is not complete goes, as it may fill the disk. The system's error often names no file."""
+    try:
+        yield
+    except BaseException as exc:
+        shutil.rmtree(new, ignore_errors=True)
+        if not isinstance(exc, OSError) or not str(exc.filename or new).startswith(str(new)):
+            raise
+        raise ArchiveError(
+            f"{exc.filename or new} cannot be written: {cause(exc)}; no store was made: {remedy(exc)}, then run again"
+        ) from exc
 
 
 def _rows(source: str, selection: Selection, broker_name: str | None) -> Iterator[pa.Table]:
@@ -300,9 +317,10 @@ class _LogFiles:
             path = self._folder / f"{base:020d}"
             self._open[base] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._open[base], self._file_bytes)
-        done = os.pwrite(self._open[base], data, place - base)
-        if done != len(data):
-            raise OSError(None, f"wrote {done} of {len(data)} bytes", str(self._folder))
+        position, left = place - base, memoryview(data)
+        while left:  # a disk that has no room for all takes a part first, and tells why with the next
+            done = os.pwrite(self._open[base], left, position)
+            position, left = position + done, left[done:]
 
     def fill(self, begin: int, end: int, time_ms: int) -> None:
         """Placeholders from one place to another; of large ones the zeros are left out."""
