@@ -154,6 +154,26 @@ def test_a_field_with_the_name_of_a_table_s_own_column_stops_no_inferred_table(t
     assert {(row["id"], row["_queueOffset"]) for row in rows_of(target, "Visits")} == {(2, 0), (3, 1)}
 
 
+def test_a_value_out_of_the_declared_type_is_bad_though_the_table_s_column_is_wider(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    schema = "id int, price decimal(4,2), parts array<struct<f: float, d: decimal(3,0)>>"
+    good = [{"id": 1, "price": 12.34, "parts": [{"f": 1e38, "d": 999}]}, {"id": 2}]
+    put(store, "Orders", [*good, {"price": 123.4}, {"parts": [{"f": 1e39}]}, {"parts": [{"d": 1000}]}, {"id": 2**31}])
+    done = tables(str(store), str(target), ONE, {"Orders": {"schema": schema}})
+    assert (done.rows, done.quarantined) == (2, 4)
+    assert sorted(row["id"] for row in rows_of(target, "Orders")) == [1, 2]
+    reasons = sorted(row["reason"].split(":")[0] for row in rows_of(target, None))
+    assert reasons == [
+        "Expected `float` <= 3.4028234663852886e+38 - at `$.parts[0].f`",
+        "Expected `int` <= 2147483647 - at `$.id`",
+        "parts",
+        "price",
+    ]
+    wider = schema.replace("decimal(4,2)", "decimal(5,2)")
+    put(store, "Orders", [{"id": 3, "price": 123.4}])
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": wider}}).rows == 1
+
+
 def test_a_schema_evolves_without_rewriting(tmp_path: Path) -> None:
     """Added, widened and removed fields; files of before stay as they are."""
     store, target = tmp_path / "store", tmp_path / "lake"

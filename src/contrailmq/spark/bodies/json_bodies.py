@@ -29,9 +29,10 @@ _NAME: Final = re.compile(r"\w{1,128}")
 _DEPTH_MAX: Final = 16  # of what is inferred
 # What msgspec and Python raise for a body: wrong JSON, numbers of thousands of digits, invalid UTF-8, deep nesting.
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+_FLOAT_MAX: Final = float.fromhex("0x1.fffffep+127")  # of 32 bits
 _PLAIN: Final[dict[pa.DataType, Any]] = {
     pa.bool_(): bool,
-    pa.float32(): float,
+    pa.float32(): Annotated[float, msgspec.Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)],
     pa.float64(): float,
     pa.string(): str,
     pa.binary(): bytes,

@@ -213,6 +213,19 @@ def wide(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
+def has_short_decimal(schema: pa.Schema) -> bool:
+    """Whether a field, or a part of one, is a decimal of fewer digits than a table's."""
+    return any(_is_short_decimal(field.type) for field in schema)
+
+
+def _is_short_decimal(arrow: pa.DataType) -> bool:
+    if pa.types.is_decimal(arrow):
+        return bool(arrow.precision < DECIMAL_DIGITS_MAX)
+    if pa.types.is_map(arrow):
+        return _is_short_decimal(arrow.item_type)
+    return any(_is_short_decimal(arrow.field(i).type) for i in range(arrow.num_fields))
+
+
 def evolved(columns: pa.Schema, declared: pa.Schema) -> pa.Schema:
     """A table's columns with those that a schema adds. A field with another type than its column is an error."""
     check_names([*columns.names, *(name for name in declared.names if name not in columns.names)])

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contrailmq.spark.bodies.rows import BodyDecoder, struct_array
+from contrailmq.spark.bodies.types import has_short_decimal
 from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, explained, make_folder, sync_folder
 from contrailmq.spark.topic_tables.keys import (
     DELETED_COLUMN,
@@ -130,6 +131,8 @@ def typed_rows(batch: pa.RecordBatch, plan: TopicPlan) -> tuple[pa.Table, pa.Tab
             keys = batch.column("keys").to_pylist()
             apply_tombstones(bodies, keys, plan.columns.field(plan.key[0]), rows, reasons)
         refuse_null_keys(rows, plan.key, reasons)
+    if has_short_decimal(plan.decoder.schema):  # those of a table have more digits than the schema may allow
+        struct_array(rows, pa.struct(list(plan.decoder.schema)), reasons)
     values = struct_array(rows, pa.struct(list(plan.columns)), reasons)
     arrays = [batch.column(source).cast(arrow) for source, arrow in PLACE.values()]
     if DATE_COLUMN in plan.partition_by:
