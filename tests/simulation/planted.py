@@ -168,6 +168,14 @@ PLANTED: Final = (
         "enqueued = dequeued = 0\n    now_ms += self.precision_ms",
     ),
     Planted(
+        "the timer wheel forgets what it has delivered before the copies are on the disk",
+        "store.timer.timer_store:TimerStore.run_flush",
+        "self._store.flush(plan.log_end)",
+        "pass",
+        CUTS,
+        flush="ASYNC_FLUSH",
+    ),
+    Planted(
         "a recall is answered before its mark is synced",
         "broker.delayed.timers:TimerService._take_back",
         "connection, command, end_offset, ext",

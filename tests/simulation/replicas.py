@@ -33,6 +33,7 @@ OFFSET_MAX: Final = 1 << 40
 _REPORT: Final = struct.Struct(">q")
 _HEAD: Final = struct.Struct(">qi")
 _SIZE_AND_MAGIC: Final = struct.Struct(">iI")
+WAITING: Final = (SystemTopic.SCHEDULE, SystemTopic.TIMER, SystemTopic.HALF)
 _BLANK: Final = BLANK_MAGIC & 0xFFFFFFFF
 _MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
 _PLACE_AT: Final = 28  # of a record's own offset in the log
@@ -110,8 +111,17 @@ class LogBytes:
 
 def holds(log: LogBytes, acknowledged: Acknowledged, body: bytes) -> bool:
     """Whether a message stands where it was acknowledged. A copy for a retry may have come to begin there since."""
+    return _holds(log, acknowledged, body, (acknowledged.place.queue.topic,))
+
+
+def holds_waiting(log: LogBytes, acknowledged: Acknowledged, body: bytes) -> bool:
+    """The same of a message that waited there for its time or its transaction."""
+    return _holds(log, acknowledged, body, WAITING)
+
+
+def _holds(log: LogBytes, acknowledged: Acknowledged, body: bytes, topics: tuple[str, ...]) -> bool:
     record = log.record(acknowledged.physical_offset)
-    return body in record and view_record(record).topic_name == acknowledged.place.queue.topic
+    return body in record and view_record(record).topic_name in topics
 
 
 class Likeness(Enum):

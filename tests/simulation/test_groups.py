@@ -22,7 +22,7 @@ from simulation.faults import GROUP_KINDS, Plan, draw_group, has_slaves
 from simulation.history import READERS, Acknowledged, History, Place, Queue
 from simulation.network import Host, Network, Stream
 from simulation.planted import BY_NAME
-from simulation.replicas import FILE_BYTES, Likeness, LogBytes, holds
+from simulation.replicas import FILE_BYTES, WAITING, Likeness, LogBytes, holds, holds_waiting
 from simulation.test_trial import apart, with_each_kind
 from simulation.trial import CLIENTS, Trial, plan_of, run_group_seed
 from simulation.world import World
@@ -53,13 +53,13 @@ def test_each_kind_of_fault_keeps_every_promise_of_a_group(kind: str, flush: str
         assert verdict.problems == []
 
 
-def log_with(*bodies: bytes) -> tuple[bytes, list[int]]:
+def log_with(*bodies: bytes, topic: str = "T") -> tuple[bytes, list[int]]:
     """Records of these bodies, and where each begins."""
     host, log, places = bytes(8), b"", list[int]()
     for number, body in enumerate(bodies):
         places.append(len(log))
         log += encode_record(
-            "T",
+            topic,
             body,
             b"KEYS\x01k",
             queue_id=0,
@@ -100,6 +100,16 @@ def test_a_copy_that_begins_where_a_message_was_lost_is_not_that_message(tmp_pat
         at = Acknowledged(Place(Queue(topic, "b0", 0), 1), place, 0.0)
         assert holds(seen, at, b"retried") == is_there
     assert not holds(seen, Acknowledged(Place(Queue("T", "b0", 0), 1), place, 0.0), b"another")
+
+
+@pytest.mark.parametrize("topic", WAITING)
+def test_what_a_power_cut_left_of_the_messages_that_wait_is_known(topic: str, tmp_path: Path) -> None:
+    log, (place, later) = log_with(b"first", b"another", topic=topic)
+    seen = seen_log(tmp_path, log)
+    at = Acknowledged(Place(Queue("Later", "b0", 0), 0), place, 0.0)
+    assert holds_waiting(seen, at, b"first")
+    assert not holds_waiting(seen, at._replace(physical_offset=later), b"first")
+    assert not holds(seen, at, b"first")
 
 
 def test_a_record_of_which_the_end_has_not_come_is_not_counted_among_what_a_slave_has(tmp_path: Path) -> None:

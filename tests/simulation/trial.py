@@ -33,10 +33,10 @@ from simulation.faults import (
     group_of,
     has_slaves,
 )
-from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, Cut, History, Queue
+from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, Acknowledged, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
-from simulation.replicas import HA_PORT, Likeness, Witness, holds
+from simulation.replicas import HA_PORT, Likeness, LogBytes, Witness, holds, holds_waiting
 from simulation.stores import Left
 from simulation.workload import QUEUES_MAX, Workload
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS
@@ -550,15 +550,22 @@ class Trial:
         self._weigh()
 
     def _count_survivors(self) -> None:
-        """A power cut takes the end of a log. What is there all the same is to be delivered like everything else."""
+        """A power cut takes the end of a log. What is there all the same is to be delivered like everything else, and
+        what waits there for its time or its transaction is to come."""
         history = self.history
         for group in history.forgetful_cuts:
             log = self.witness.log_of(self.roles.master_of(group))
             end = log.end
             for body, one in history.acknowledged.items():
                 is_below = one.place.queue.broker == group and one.physical_offset < end
-                if is_below and history.sent[body].kind.has_place and holds(log, one, body):
+                if is_below and self._has_survived(log, one, body):
                     history.survivors.add(body)
+
+    def _has_survived(self, log: LogBytes, one: Acknowledged, body: bytes) -> bool:
+        if self.history.sent[body].kind.has_place:
+            return holds(log, one, body)
+        # Handed to another broker, it may be lost there, and nobody can tell.
+        return not self.history.may_escape and holds_waiting(log, one, body)
 
     def _wait_for_slaves(self, began_s: float) -> None:
         """Until each has been seen with all of its master's log, which may still grow."""
