@@ -175,8 +175,9 @@ class PopConsumer:
         return self._may_fail() and self._chance.random() < FAIL_ODDS
 
     async def _keep_longer(self, address: str, one: Taken) -> Taken | None:
-        """None: it is not known how long it is ours."""
-        longer_s, asked_s = self._chance.choice(INVISIBLE_S), self._node.world.now_s
+        """None: it is not known how long it is ours. In a FIFO queue a change that comes when somebody else has the
+        message is answered with success and has no effect, as in RocketMQ (ChangeInvisibleTimeProcessor)."""
+        longer_s, asked_s, was_until_s = self._chance.choice(INVISIBLE_S), self._node.world.now_s, one.popped.until_s
         one.popped.until_s = one.popped.asked_s  # until it is known, nothing is promised
         header = ChangeInvisibleTime(
             consumer_group=self._group,
@@ -189,7 +190,8 @@ class PopConsumer:
         answer = await self._client.invoke(address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, b"", ANSWER_S)
         if answer.code != ResponseCode.SUCCESS:
             return None
-        one.popped.until_s = asked_s + CLOCK_SHARE * longer_s
+        if not self._is_fifo or self._node.world.now_s < was_until_s:
+            one.popped.until_s = asked_s + CLOCK_SHARE * longer_s
         if self._is_fifo:
             return one
         fields = answer.header(ChangeInvisibleTimeResponse)

@@ -95,6 +95,11 @@ def test_a_seed_with_every_kind_of_fault_repeats_its_history_and_stores_byte_for
     assert len(first.history.acknowledged) > 30
 
 
+def test_what_a_fifo_consumer_keeps_longer_when_its_time_is_over_is_promised_to_nobody() -> None:
+    """Seed 20: a second member had the batch by then, and the acknowledgements of the first had no effect."""
+    assert run_seed(20, 1.0, "kill").problems == []
+
+
 # --- planted bugs
 
 
