@@ -49,6 +49,7 @@ SHORT_WAITS: Final = {
     "recallMessageEnable": "true",
     "cleanFileForciblyEnable": "false",  # a full disk would take the oldest log files, whatever was promised
 }
+ROLLING: Final = {"timerRollWindowSlot": "3"}  # slots of a second: timers of 6 and 12 seconds roll
 SMALL_FILES: Final[dict[str, int]] = {
     "mapped_file_size_commit_log": 64 * 1024,
     "mapped_file_size_consume_queue": 20 * 50,

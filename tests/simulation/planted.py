@@ -32,6 +32,7 @@ class Planted(NamedTuple):
     has_slaves: bool = False  # it is one of replication: only seeds with slaves can find it
     acts: bool = False  # it takes a slave that stands in for its master
     pops: bool = False  # it takes consumers of POP
+    rolls: bool = False  # it takes timers that roll
     flush: str = ""  # it takes this way to flush
     also: tuple[Edit, ...] = ()  # what else would catch it, or belongs to it
 
@@ -166,6 +167,13 @@ PLANTED: Final = (
         "store.timer.timer_store:TimerStore.tick",
         "enqueued = dequeued = 0",
         "enqueued = dequeued = 0\n    now_ms += self.precision_ms",
+    ),
+    Planted(
+        "a timer that rolls is not put back",
+        "store.timer.delivery:Delivery._put_once",
+        "status = self._put(message, properties | added, is_roll=is_roll)",
+        "status = PutStatus.PUT_OK if is_roll else self._put(message, properties | added, is_roll=is_roll)",
+        rolls=True,
     ),
     Planted(
         "the timer wheel forgets what it has delivered before the copies are on the disk",

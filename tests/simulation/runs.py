@@ -105,7 +105,9 @@ def plan_for(bug: Planted | None, seed: int, minutes: float) -> Plan:
     if bug is None:
         return plan
     flush = bug.flush or plan.flush
-    return replace(plan, flush=flush, acts=plan.acts or bug.acts, pops=plan.pops or bug.pops)
+    return replace(
+        plan, flush=flush, acts=plan.acts or bug.acts, pops=plan.pops or bug.pops, rolls=plan.rolls or bug.rolls
+    )
 
 
 def _judged(plan: Plan, *, is_hasty: bool = False) -> Verdict:
@@ -166,7 +168,7 @@ def as_test(plan: Plan) -> str:
     faults = f"({faults}\n    )" if faults else "()"
     rest = f"{plan.seed}, {plan.minutes!r}, {plan.flush!r}, faults, {plan.clients!r}"
     options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}, rebalance_s={plan.rebalance_s}"
-    options += f", bursts={plan.bursts!r}, pops={plan.pops}"
+    options += f", bursts={plan.bursts!r}, pops={plan.pops}, rolls={plan.rolls}"
     if plan.slaves:
         options += f", brokers={plan.brokers!r}, slaves={plan.slaves!r}, role={plan.role!r}"
         options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}, acts={plan.acts}"

@@ -17,7 +17,7 @@ from typing import Final
 
 from contrailmq.broker.server import BrokerServer
 from simulation.checker import ahead, unfinished, unsafe, unsafe_copy, unsafe_stores
-from simulation.cluster import SHORT_WAITS, SMALL_FILES, Cluster
+from simulation.cluster import ROLLING, SHORT_WAITS, SMALL_FILES, Cluster
 from simulation.disks import Loss
 from simulation.faults import (
     CLOCKS,
@@ -145,7 +145,7 @@ class Trial:
         self.cluster, self.world = cluster, cluster.world
         self.witness = Witness(cluster, self.plan, self.roles, self._blame)
         self.workload = Workload(cluster, self.history, self.plan, self.witness.acknowledged)
-        cluster.settings |= SHORT_WAITS
+        cluster.settings |= SHORT_WAITS | (ROLLING if self.plan.rolls else {})
         cluster.broker_names = self.plan.brokers
         cluster.is_preemptive = self.plan.is_preemptive
         cluster.is_patient = not self.plan.is_preemptive  # the other half of the seeds is for exact timers
