@@ -243,6 +243,14 @@ PLANTED: Final = (
         "properties.pop(Property.DELAY, None)",
         "properties.pop(Property.DELAY, None)\n        properties.pop(Property.KEYS, None)",
     ),
+    Planted(
+        "a message that is sent back is confirmed before its copy is synced",
+        "broker.requests.retry:RetryProcessor.send_back",
+        "result.physical_offset + result.size_bytes,",
+        "0,",
+        CUTS,
+        flush="SYNC_FLUSH",
+    ),
     # --- groups
     Planted(
         "the broker stores an offset one too far",
@@ -401,6 +409,14 @@ PLANTED: Final = (
         "broker.cluster.slave_sync:SlaveSync._hear_deletions",
         "self._deleted = masters",
         "return",
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave does not hear that its master's clock was set",
+        "broker.cluster.slave_sync:SlaveSync._follow_clock",
+        "if told.clock_stretches is not None and told.clock_steady_ms is not None:",
+        "if False:",
+        ("switch", "jump"),
         has_slaves=True,
     ),
     Planted(

@@ -33,7 +33,7 @@ from simulation.faults import (
     group_of,
     has_slaves,
 )
-from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, Acknowledged, Cut, History, Queue
+from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, WORKERS, Acknowledged, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
 from simulation.replicas import HA_PORT, Likeness, LogBytes, Witness, holds, holds_waiting
@@ -45,6 +45,7 @@ PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive 
 HASTY_PEACE_S: Final = 90.0
 RESYNC_ODDS: Final = 0.6  # that the operator has a slave cut itself; else it is cut by hand, or begins anew
 LAST_POP_S: Final = 10.0  # until what POP delivered for the last time is a dead letter, after its invisible time
+SENT_BACK_S: Final = 0.005  # what a failed message takes to the broker and the answer back, without a sync
 OLD_S: Final = 1.0  # what was acknowledged so long ago is on the disk, under ASYNC_FLUSH too
 IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has seen there
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
@@ -363,6 +364,8 @@ class Trial:
             self._wait_for_recall(name)
         elif moment < 0.95 and self.plan.pops:
             self._wait_for_pop(name)
+        else:
+            self._wait_for_retry(name)
         disk.loss = chance.choice(tuple(Loss))
         if node.is_alive:
             if self.roles.is_master(name):
@@ -408,6 +411,18 @@ class Trial:
         self._wait_with_slow_syncs(name, lambda: recalls[group] > count, within_s=5.0)
         self.workload.is_fickle = False
 
+    def _wait_for_retry(self, name: str) -> None:
+        """A worker has just heard that what it failed on comes again."""
+        history, seen = self.history, len(self.history.deliveries)
+
+        def is_there() -> bool:
+            fresh = (one for one in history.deliveries[seen:] if one.group == WORKERS and not one.is_success)
+            return any(one.place is not None and one.place.queue.broker == group_of(name) for one in fresh)
+
+        self.workload.is_clumsy = True
+        self._wait_with_slow_syncs(name, is_there, within_s=5.0, then_s=SENT_BACK_S)
+        self.workload.is_clumsy = False
+
     def _wait_for_pop(self, name: str) -> None:
         """An acknowledgement of POP has just been confirmed; or, where nobody waits for the disk, a message was popped
         that has been on the disk for long, and its checkpoint has not."""
@@ -422,11 +437,14 @@ class Trial:
 
         self._wait_with_slow_syncs(name, is_there, within_s=5.0)
 
-    def _wait_with_slow_syncs(self, name: str, is_there: Callable[[], bool], *, within_s: float) -> None:
+    def _wait_with_slow_syncs(
+        self, name: str, is_there: Callable[[], bool], *, within_s: float, then_s: float = 0.0
+    ) -> None:
         disk = self.cluster.disk(name)
         usual = disk.sync_ns_min, disk.sync_ns_max
         disk.sync_ns_min, disk.sync_ns_max = 5 * MILLISECOND_NS, 40 * MILLISECOND_NS
-        self.world.run_until(is_there, within_s=within_s)
+        if self.world.run_until(is_there, within_s=within_s) and then_s:
+            self.world.run_for(then_s)
         disk.sync_ns_min, disk.sync_ns_max = usual
 
     def _cut_of(self, name: str) -> Cut:

@@ -77,6 +77,7 @@ ATTRIBUTES: Final = {BUNDLED: {"queue.type": "BatchCQ"}}
 QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
 SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ahead of it is seen meanwhile
+FAIL_ODDS, FAIL_ODDS_OF_CLUMSY = 0.03, 0.5  # of the workers
 SLOW_READER_ODDS: Final = 0.1
 SLOW_S: Final = (2.0, 8.0)
 VOLLEY: Final = (3, 9)  # how many messages go out together
@@ -110,6 +111,7 @@ class Workload:
         self.is_on = True
         self.is_hurried = False  # p0 sends many at once, without a pause: a log file is to be full soon
         self.is_fickle = False  # p0 sends timers and takes all of them back
+        self.is_clumsy = False  # the workers fail often
         self._has_topics = False
         self._groups: set[str] = set()
         self._numbers: Counter[str] = Counter()
@@ -416,7 +418,8 @@ class Workload:
             for one in messages:
                 sent = history.sent.get(one.body)
                 is_poison = sent is not None and sent.is_poison
-                is_success &= not is_poison and (is_orderly or chance.random() > 0.03)
+                fails = FAIL_ODDS_OF_CLUMSY if self.is_clumsy else FAIL_ODDS
+                is_success &= not is_poison and (is_orderly or chance.random() > fails)
             for one in messages:
                 self._heard(node, group, member, one, is_success=is_success)
             return ConsumeResult.SUCCESS if is_success else ConsumeResult.RETRY
