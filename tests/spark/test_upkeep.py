@@ -453,3 +453,27 @@ def test_the_commands_say_what_they_did(tmp_path: Path) -> None:
     assert run("vacuum", "--retain-hours", "0", "--dry-run")["files"] == 6
     assert run("vacuum", "--retain-hours", "0")["files"] == 6
     check(target, stored_since("clean", middle_ms()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compact", "--engine", "local"],
+        ["expire", "--before", "2020-01-01", "--engine", "local"],
+        ["vacuum", "--retain-hours", "0"],
+    ],
+)
+def test_upkeep_that_cannot_even_begin_names_the_file_and_drops_nothing(tmp_path: Path, words: list[str]) -> None:
+    """A full disk is when somebody expires and vacuums."""
+    _, target = make_archive(tmp_path)
+    code = LIMITED.replace("20_000", "1").format(words=["pipeline", *words, "--archive", str(target)])
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    *_, told = done.stderr.splitlines()
+    assert told == (
+        f"error: {target}/_manifest/.upkeep cannot be written: File too large; nothing was committed: raise the limit "
+        "on the size of files (ulimit -f), then run again"
+    )
+    check(target, user_offsets("clean"))
+    assert vacuum(str(target), retention_s=0.0).files == 0

@@ -443,9 +443,9 @@ class Manifest:
                 raise ArchiveBusyError(
                     f"{self.archive} is being compacted, expired, vacuumed or repaired by another process; wait for it"
                 )
-            lock.truncate(0)
-            lock.write(token)
-            lock.flush()
+            with explained(self._folder / _UPKEEP):
+                os.ftruncate(lock.fileno(), 0)
+                _write_whole(lock.fileno(), token.encode())
             try:
                 yield token
             except BaseException:  # one that is interrupted leaves no files either
@@ -629,6 +629,12 @@ def explained(path: Path) -> Iterator[None]:
         raise ArchiveError(
             f"{path} cannot be written: {cause(exc)}; nothing was committed: {remedy(exc)}, then run again"
         ) from exc
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Unlike a file object, which would try what failed once more when it is closed, and raise without a name."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def make_folder(folder: Path) -> None:
