@@ -39,7 +39,7 @@ REPEATED_MS: Final = 200  # docs/crashes.md: how old may be what a kill repeats,
 # How old may be what the pool takes. It commits every 200 ms, by a thread that is late where more processes run than
 # there are processors; a pool that does not commit loses all of a life, which is longer.
 POOL_MS: Final = 1000
-STAMP_MS: Final = 2  # of two clocks that are both cut to milliseconds
+STAMP_MS: Final = 100  # a store time may differ from the wall clock by a step that is not followed (store_clock.py)
 NEVER_MS: Final = 2**62
 
 

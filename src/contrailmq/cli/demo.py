@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _WAIT_S = 30.0
 DELAY_LEVELS = "1s 2s 2s 5s"  # short ones: a first retry takes level 3, which is 10 s by default
-
 CLOCKS_APART_MS: Final = 100  # a birth is by the wall clock, a store time may differ from it by as much
 
 
