@@ -366,7 +366,12 @@ class Trial:
             self._wait_for_pop(name)
         else:
             self._wait_for_retry(name)
-        disk.loss = chance.choice(tuple(Loss))
+        self._cut_power(name, chance)
+
+    def _cut_power(self, name: str, chance: random.Random) -> None:
+        """At once."""
+        node = self.cluster.node(name)
+        self.cluster.disk(name).loss = chance.choice(tuple(Loss))
         if node.is_alive:
             if self.roles.is_master(name):
                 self._note_cut(name)
