@@ -16,13 +16,14 @@ from contrailmq.broker.transactions.transaction_check import CLOCK_SET
 from contrailmq.message import RESERVED_PROPERTIES, Property
 from simulation.history import DEALS, PASSING, POPPED, POPPERS, READERS, TOPICS, WORKERS, History, Kind, Place, Queue
 from simulation.pop_checker import unsafe_pops
-from simulation.stores import DEAD, HALVES, RETRY, TIMERS, Left, Record
+from simulation.stores import DEAD, HALVES, LEVELS, RETRY, TIMERS, Left, Record
 
 TAGS: Final = Property.TAGS
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
 CLOCK_S: Final = 0.001  # brokers count in milliseconds
 # What our broker notes in copies of its own; the message that a consumer gets does not have it.
 MARKS: Final = {RETRY: ORIGIN_PROPERTY, DEAD: ORIGIN_PROPERTY, HALVES: CLOCK_SET}
+LATE_MS: Final = 6_000  # of what waits: while the world rests, timers end every five seconds
 RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
 
@@ -145,6 +146,7 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
     found += _of_copies(history, copies, stores)
     found += _of_suffixes(history, copies)
     found += _of_recalled(history, everything, copies)
+    found += _of_lateness(history, everything, copies)
     history.pops.dead.update(_letters(POPPERS, stores))
     found += unsafe_pops(history, copies)
     return found
@@ -267,6 +269,24 @@ def _of_recalled(
             yield f"{_short(body)} was recalled and stands at {[record.place for record in copies[body]]}"
 
 
+def _of_lateness(
+    history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
+) -> Iterator[str]:
+    """When nothing was done to the cluster, what waits for its time is stored in its topic soon after it."""
+    if not history.is_calm:
+        return
+    waiting: dict[bytes, list[int]] = defaultdict(list)
+    for place, records in everything.items():
+        if place.queue.topic in (TIMERS, LEVELS):
+            for record in records:
+                waiting[record.body].append(record.store_time_ms)
+    for body, sent in history.sent.items():
+        if sent.kind in (Kind.LEVEL, Kind.TIMER) and body in copies and body in waiting:
+            took_ms = max(copy.store_time_ms for copy in copies[body]) - min(waiting[body])
+            if not 0 <= took_ms - round(1000 * sent.delay_s) <= LATE_MS:
+                yield f"{_short(body)} was to wait {sent.delay_s:g} s and stood in its topic after {took_ms / 1000:g} s"
+
+
 def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterator[str]:
     """ASYNC_FLUSH: of what was acknowledged before a power cut, only the end of the log may be missing."""
     for broker, cuts in history.forgetful_cuts.items():
@@ -291,7 +311,7 @@ def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterato
 
 def unfinished(history: History) -> list[str]:
     """What should have happened by now."""
-    found, exhausted = [], history.pops.exhausted.keys() | history.pops.dead
+    found, exhausted = [*_of_resets(history)], history.pops.exhausted.keys() | history.pops.dead
     for body, sent in history.sent.items():
         if body not in history.acknowledged or history.is_excused(body):
             continue
@@ -308,6 +328,22 @@ def unfinished(history: History) -> list[str]:
             if not is_done and not _may_be_missed(history, body, group):
                 found.append(f"{_short(body)}, {sent.kind.value}, was acknowledged and {group} never got it")
     return found
+
+
+def _of_resets(history: History) -> Iterator[str]:
+    """When nothing was done to the cluster, a group that was set back to the beginning of a topic is given all of it
+    again. A crash may take a reset with it, as its consumers go on where they were."""
+    if not history.is_calm or not history.moved_back:
+        return
+    newest_s: dict[tuple[str, bytes], float] = {(one.group, one.body): one.at_s for one in history.deliveries}
+    for group, topic, at_s in history.moved_back:
+        wanted = history.subscribed.get(group, {}).get(topic)
+        for body, one in history.acknowledged.items():
+            sent = history.sent[body]
+            is_asked_for = sent.topic == topic and (wanted is None or sent.properties[Property.TAGS] == wanted)
+            was_there = sent.kind.has_place and one.at_s < at_s
+            if is_asked_for and was_there and newest_s.get((group, body), -1.0) < at_s:
+                yield f"{group} was set back to the beginning of {topic} at {at_s:g} s and not given {_short(body)}"
 
 
 def _may_be_missed(history: History, body: bytes, group: str) -> bool:

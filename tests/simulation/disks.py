@@ -11,6 +11,9 @@ ones (the timer wheel) only the pages that hold data are looked at, and so that 
 
 Syncs take virtual time. A disk may stall (no sync returns meanwhile), fail syncs, be full, or lie.
 
+A trap stops a process within a step of its files: before or after a write, a sync, a rename (`Disk.trap`). The process
+stands still from there, until somebody ends it.
+
 `SimulatedFiles` is the store's door (`contrailmq.store.files`). Tables and settings are saved through plain Python
 files and `os.fsync`, which `patches.py` leads here as well.
 """
@@ -93,6 +96,7 @@ class Disk:
         self.stalled_until_ns = 0
         self.free_bytes = TERABYTE
         self.syncs = 0
+        self.trap: Callable[[Path], bool] | None = None  # asked at each step, with the file's path: stop here?
         self.written_ms: dict[int, int] = {}  # inode -> when it was written, by the node's clock
         self._contents: dict[int, Content] = {}  # inode -> what is durable of it
         self._names: dict[Path, dict[str, int]] = {}  # directory -> its durable names
@@ -107,8 +111,10 @@ class Disk:
         self._keep(number, descriptor)
         self.written(number)
         content = _content_of(self._kept[number])  # the given one may be for writing only
+        self.step(descriptor)
         self._take_time()
         self._contents[number] = content
+        self.step(descriptor)
 
     def sync_range(self, number: int, view: memoryview, start: int) -> None:
         """msync of a part: the pages of [start, start + len(view)) become durable."""
@@ -118,8 +124,10 @@ class Disk:
 
     def sync_directory(self, path: Path) -> None:
         names = _names_of(path)
+        self.step(path)
         self._take_time()
         self._names[path] = names
+        self.step(path)
 
     def sync_everything(self) -> None:
         """syncfs."""
@@ -147,6 +155,17 @@ class Disk:
     def now_ms(self) -> int:
         running = self.world.running
         return 0 if running is None else running.node.clock.wall_ns() // MILLISECOND_NS
+
+    def step(self, file: int | Path) -> None:
+        """A process is about to do something with a file or directory, or has just done it. It may be stopped here."""
+        running = self.world.running
+        if self.trap is None or running is None or self.world.is_over:
+            return
+        path = Path(os.readlink(f"/proc/self/fd/{file}")) if isinstance(file, int) else file
+        if path.is_relative_to(self.path) and self.trap(path.relative_to(self.path)):
+            self.trap = None
+            running.node.is_paused = True
+            self.world.park()
 
     def _take_time(self) -> None:
         """The waiting of a sync, and what may come of it."""
@@ -328,20 +347,27 @@ class SimulatedFiles(Files):
         self._maybe_preempt()
         super().truncate(descriptor, size_bytes)
         self._disk.written(os.fstat(descriptor).st_ino)
+        self._disk.step(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         self._maybe_preempt()
+        self._disk.step(Path(source))
         super().rename(source, target)
+        self._disk.step(Path(target))
 
     def unlink(self, path: Path | str) -> None:
         self._maybe_preempt()
+        self._disk.step(Path(path))
         super().unlink(path)
+        self._disk.step(Path(path))
 
     def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._maybe_preempt()
         self._check_room(len(data) if position + len(data) > os.fstat(descriptor).st_size else 0)
+        self._disk.step(descriptor)
         super().pwrite(descriptor, data, position)
         self._disk.written(os.fstat(descriptor).st_ino)
+        self._disk.step(descriptor)
 
     def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
         self._check_room(position + size_bytes - os.fstat(descriptor).st_size)

@@ -142,6 +142,14 @@ class Cut(NamedTuple):
     takes_acknowledged: bool = True  # False: a slave that has all that was acknowledged is the master now
 
 
+class MovedBack(NamedTuple):
+    """An operator has set a group back to the beginning of a topic."""
+
+    group: str
+    topic: str
+    at_s: float  # when the operator began
+
+
 @dataclass
 class History:
     """Filled by `workload.py` and `trial.py`; read by `checker.py`."""
@@ -173,6 +181,7 @@ class History:
     subscribed: Mapping[str, Mapping[str, str | None]] = field(default_factory=lambda: SUBSCRIBED)  # of this trial
     may_escape: bool = False  # what waits may be handed to another broker, by a slave that stands in for its master
     resets: int = 0
+    moved_back: list[MovedBack] = field(default_factory=list)
     to_recall: set[bytes] = field(default_factory=set)  # a recall was asked for, which may have taken effect
     recalled: dict[bytes, float] = field(default_factory=dict)  # it was acknowledged, when
 

@@ -163,6 +163,53 @@ PLANTED: Final = (
         "self.offsets[level] = offsets[written - 1] + 1 + (offsets[written - 1] % 3 == 2)",
     ),
     Planted(
+        "the offset of a delay level is saved before its copies are on the disk",
+        "broker.delayed.delay:DelayService._save",
+        "self._store.flush(log_end)",
+        "pass",
+        CUTS,
+        flush="ASYNC_FLUSH",
+    ),
+    Planted(
+        "the journal of the delay levels is written before the copies are made",
+        "broker.delayed.delay:DelayService._deliver_next",
+        "            written = self._store.append_copies(copies) if copies else 0\n",
+        "            if copies and self._last_copy is not None:\n"
+        "                self._journal.note(self.offsets | {level: offsets[-1] + 1}, self._last_copy)\n"
+        "            written = self._store.append_copies(copies) if copies else 0\n",
+        KILLS,
+    ),
+    Planted(
+        "the journal of the delay levels counts though its copies are gone",
+        "broker.delayed.level_journal:LevelJournal.open",
+        "if stands(self._store, entry.copy):",
+        "if True:",
+        CUTS,
+        flush="ASYNC_FLUSH",
+    ),
+    Planted(
+        "the journal of the timers counts though its copies are gone",
+        "store.timer.delivered:DeliveredJournal.open",
+        "if stands(store, run[end - 1].copy):",
+        "if True:",
+        CUTS,
+        flush="ASYNC_FLUSH",
+    ),
+    Planted(
+        "a timer that the store refused counts as delivered",
+        "store.timer.delivery:Delivery._put_once",
+        "self._stats.refused += 1\n    return False",
+        "return True",
+        ("full",),
+    ),
+    Planted(
+        "what waits is looked at only every eight seconds",
+        "broker.delayed.delay:DelayService.tick",
+        "self.interval_ms = max(next_ms - now_ms, 0)",
+        "self.interval_ms = 8000",
+        CALM,
+    ),
+    Planted(
         "a timer is delivered one slot early",
         "store.timer.timer_store:TimerStore.tick",
         "enqueued = dequeued = 0",
@@ -204,6 +251,13 @@ PLANTED: Final = (
         "pass",
     ),
     # --- retries
+    Planted(
+        "a group that is set back goes on where it was",
+        "broker.state.offsets:OffsetTable.take_reset",
+        "if not self._resets:",
+        "if True:",
+        CALM,
+    ),
     Planted(
         "a dead letter is stored twice",
         "broker.requests.retry:RetryProcessor.send_back",

@@ -19,7 +19,7 @@ from contrailmq.store.tools.read_only import StoreView
 from contrailmq.store.tools.verify import verify_store
 from simulation.history import Place, Queue
 
-HALVES, TIMERS = "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"
+HALVES, TIMERS, LEVELS = "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"
 RETRY, DEAD = "%RETRY%", "%DLQ%"
 
 

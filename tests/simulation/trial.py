@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from contrailmq.broker.server import BrokerServer
@@ -57,6 +58,22 @@ LOOK_EVERY_S: Final = 5.0
 RINGING_S: Final = 2.0  # how long after a burst timers are still exact
 BORDER_BYTES: Final = 16 * 1024  # an acknowledged record so near to the beginning of a log file is at its border
 NOW_S: Final = 1e-6  # what is nearer than this is now
+# That a broker ends between two steps with its files: by a kill, which has no other moment to wait for, or a power cut.
+KILL_STEP_ODDS, CUT_STEP_ODDS = 0.6, 0.3
+# Some of what is in their paths, and how long to wait for the step; tables are saved every five or ten seconds.
+STEPS_S: Final = {
+    "commitlog": 3.0,
+    "timer": 6.0,
+    "checkpoint": 6.0,
+    "levels.journal": 6.0,
+    "timers.journal": 6.0,
+    "offsets.journal": 6.0,
+    "orders.journal": 6.0,
+    "config": 12.0,
+    "delayOffset": 12.0,
+    "": 3.0,  # whatever it is
+}
+STEPS_MAX: Final = 6  # it is one of the first so many
 CLIENTS: Final = ("p0", "p1", "t0", "c0", "c1", "c2")
 SOCKETS_MAX, TASKS_MAX, THREADS_MAX = 60, 400, 60  # of a broker after a trial; 10 to 30, 40 to 120, 10 to 25 are usual
 
@@ -73,6 +90,7 @@ class Verdict:
     virtual_s: float = 0.0
     reports: int = 0  # of slaves
     decisions: Counter[str] = field(default_factory=Counter)  # of the operator: resync, truncate, wipe, promote
+    steps: Counter[str] = field(default_factory=Counter)  # with which files a broker was ended
 
     @property
     def seed(self) -> int:
@@ -354,11 +372,17 @@ class Trial:
     def _end(self, name: str, kind: str, chance: random.Random) -> None:
         node, disk = self.cluster.node(name), self.cluster.disk(name)
         disk.fails_syncs = False
-        if kind == "kill" or (kind == "twice" and chance.random() < 0.5):
+        is_kill = kind == "kill" or (kind == "twice" and chance.random() < 0.5)
+        is_in_a_step = chance.random() < (KILL_STEP_ODDS if is_kill else CUT_STEP_ODDS)
+        if is_in_a_step:
+            self._wait_for_step(name, chance)
+        if is_kill:
             node.kill()
             return
         moment = chance.random()
-        if moment < 0.7:
+        if is_in_a_step:
+            pass
+        elif moment < 0.7:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         elif moment < 0.85:
             self._wait_for_recall(name)
@@ -389,6 +413,20 @@ class Trial:
             self._headless[name] = cut
         else:
             self.history.forgetful_cuts[group_of(name)].append(cut)
+
+    def _wait_for_step(self, name: str, chance: random.Random) -> None:
+        """Whatever a broker does with its files, it may end before it does it, or when it has just been done."""
+        disk, some, left = self.cluster.disk(name), chance.choice(tuple(STEPS_S)), chance.randint(1, STEPS_MAX)
+
+        def is_it(path: Path) -> bool:
+            nonlocal left
+            left -= some in str(path)
+            return left <= 0
+
+        disk.trap = is_it
+        if self.world.run_until(lambda: disk.trap is None, within_s=STEPS_S[some]):
+            self.verdict.steps[some] += 1
+        disk.trap = None
 
     def _wait_for_acknowledgement(self, name: str, *, at_border: bool) -> None:
         """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long.

@@ -63,6 +63,7 @@ from simulation.history import (
     Delivery,
     History,
     Kind,
+    MovedBack,
     Place,
     Queue,
     Sent,
@@ -349,7 +350,9 @@ class Workload:
                 group = chance.choice((WORKERS, KEEPERS, READERS))
                 topic = chance.choice(tuple(SUBSCRIBED[group]))
                 self.history.resets += 1
+                began_s = node.world.now_s
                 await admin.reset_offsets(group, topic, OffsetPlace.EARLIEST)
+                self.history.moved_back.append(MovedBack(group, topic, began_s))
             elif choice == 1:
                 topic = chance.choice((PLAIN, LATER))
                 holders = await admin.topic_holders(topic)
