@@ -28,6 +28,7 @@ from simulation.history import (
     Delivery,
     History,
     Kind,
+    MovedBack,
     Place,
     Queue,
     Sent,
@@ -321,6 +322,32 @@ def test_what_never_arrived_is_found() -> None:
     give(history, b"a", Place(B0, 0), is_success=False)
     give(history, b"a", Place(B0, 0), group=READERS)
     assert unfinished(history) == ["'a', single, was acknowledged and workers never got it"]
+
+
+def test_a_group_that_was_set_back_and_not_given_all_of_it_again_is_found() -> None:
+    odd = Sent(ORDERED, Kind.ORDERED, TAGS | {"TAGS": "odd"}, 0.0)
+    sent = {b"a": plain(ORDERED, Kind.ORDERED), b"b": odd, b"c": plain(ORDERED, Kind.ORDERED)}
+    history = of(sent, *((body, Place(ORDER, number)) for number, body in enumerate(sent)))
+    history.subscribed, history.is_calm = {KEEPERS: {ORDERED: "even"}}, True
+    give(history, b"a", Place(ORDER, 0), group=KEEPERS, at_s=2.0)
+    give(history, b"c", Place(ORDER, 2), group=KEEPERS, at_s=2.0)
+    history.moved_back.append(MovedBack(KEEPERS, ORDERED, 3.0))
+    give(history, b"a", Place(ORDER, 0), group=KEEPERS, at_s=4.0)
+    assert unfinished(history) == ["keepers was set back to the beginning of Ordered at 3 s and not given 'c'"]
+    give(history, b"c", Place(ORDER, 2), group=KEEPERS, at_s=4.0)
+    assert unfinished(history) == []
+
+
+@pytest.mark.parametrize(("stored_ms", "said"), [(4_999, "4.999"), (5_000, ""), (11_000, ""), (11_001, "11.001")])
+def test_what_comes_into_its_topic_too_early_or_late_is_found_where_nothing_was_done(stored_ms: int, said: str) -> None:
+    history = of({b"l": plain(LATER, Kind.LEVEL, delay_s=5.0)}, (b"l", Place(Queue(LATER, "b0", 0), 0)))
+    waits = Record(Place(Queue("SCHEDULE_TOPIC_XXXX", "b0", 1), 0), 0, 0, b"l", TAGS)
+    came = Record(Place(Queue(LATER, "b0", 0), 0), 100, stored_ms, b"l", TAGS)
+    left = Left("b0", [waits, came], [], {}, {})
+    assert unsafe_stores(history, [left]) == []  # a fault may have held it up
+    history.is_calm = True
+    expected = [f"'l' was to wait 5 s and stood in its topic after {said} s"] if said else []
+    assert unsafe_stores(history, [left]) == expected
 
 
 def test_a_message_that_failed_on_its_last_try_is_done_if_it_is_a_dead_letter() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation.disks import Disk, Loss, SimulatedFiles
 from simulation.echo import EchoWorld, trace_of
 from simulation.nodes import Node
 
@@ -163,3 +164,37 @@ def test_a_wait_for_the_last_fraction_of_a_nanosecond_lets_time_pass() -> None:
         node = Node(echo.network, "waiter", echo.caller_host).start(waited)
         assert echo.world.run_until(lambda: node.is_done, within_s=10)
         assert node.result == pytest.approx(1e-6, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_written", "survives"),
+    [(1, False, False), (2, True, False), (3, True, False), (4, True, True), (5, True, True)],
+)
+def test_a_process_is_stopped_before_or_after_a_step_with_a_file(
+    tmp_path: Path, steps: int, is_written: bool, survives: bool
+) -> None:
+    """Its write, then its sync: before the one, after it, before the other, after it, and never."""
+    with EchoWorld(6) as echo:
+        host = echo.network.add_host("writer")
+        disk = Disk(echo.world, host, tmp_path / "writer")
+        disk.loss = Loss.EVERYTHING
+        path, done = disk.path / "file", []
+        path.write_bytes(b"old")
+        disk.sync_everything()
+        left = iter(range(steps - 1, -1, -1))
+        disk.trap = lambda relative: relative == Path("file") and next(left) == 0
+
+        async def main(_node: Node) -> None:
+            files = SimulatedFiles(disk)
+            descriptor = files.open(path)
+            files.pwrite(descriptor, b"new", 0)
+            files.sync(descriptor)
+            done.append(True)
+
+        node = Node(echo.network, "writer", host, disk).start(main)
+        echo.world.run_for(1)
+        assert (disk.trap is None, bool(done)) == (steps < 5, steps == 5)
+        assert path.read_bytes() == (b"new" if is_written else b"old")
+        node.cut_power()
+        if not done:  # else it has ended by itself, with its disk as it is
+            assert path.read_bytes() == (b"new" if survives else b"old")
