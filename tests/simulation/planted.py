@@ -259,6 +259,12 @@ PLANTED: Final = (
         CALM,
     ),
     Planted(
+        "a broker keeps something of every message that it has stored",
+        "broker.state.statistics:Statistics.note_put",
+        "self.put.value += messages",
+        "self.put.value += messages\n    self.__dict__.setdefault('kept', []).append(bytes(100_000))",
+    ),
+    Planted(
         "a dead letter is stored twice",
         "broker.requests.retry:RetryProcessor.send_back",
         "result = put_rewritten(node, message)",

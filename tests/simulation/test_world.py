@@ -15,6 +15,7 @@ import pytest
 
 from simulation.disks import Disk, Loss, SimulatedFiles
 from simulation.echo import EchoWorld, trace_of
+from simulation.memory import bytes_held_by
 from simulation.nodes import Node
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -198,3 +199,16 @@ def test_a_process_is_stopped_before_or_after_a_step_with_a_file(
         node.cut_power()
         if not done:  # else it has ended by itself, with its disk as it is
             assert path.read_bytes() == (b"new" if survives else b"old")
+
+
+def test_the_memory_of_a_process_is_what_its_objects_lead_to_and_nothing_of_the_simulation() -> None:
+    class Owner:
+        def __init__(self, *things: object) -> None:
+            self.things = things
+
+    few = bytes_held_by(Owner())
+    kept = [bytes(50_000), {"more": [bytearray(30_000)]}]
+    with EchoWorld(1) as echo:
+        assert 80_000 < bytes_held_by(Owner(*kept)) - few < 81_000
+        assert bytes_held_by(Owner(kept, kept)) == bytes_held_by(Owner(kept, Owner))  # once; and no class
+        assert bytes_held_by(Owner(echo.world, echo.server, bytes_held_by, asyncio)) - few < 1_000

@@ -35,6 +35,7 @@ from simulation.faults import (
     has_slaves,
 )
 from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, WORKERS, Acknowledged, Cut, History, Queue
+from simulation.memory import bytes_held_by
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
 from simulation.replicas import HA_PORT, Likeness, LogBytes, Witness, holds, holds_waiting
@@ -76,6 +77,7 @@ STEPS_S: Final = {
 STEPS_MAX: Final = 6  # it is one of the first so many
 CLIENTS: Final = ("p0", "p1", "t0", "c0", "c1", "c2")
 SOCKETS_MAX, TASKS_MAX, THREADS_MAX = 60, 400, 60  # of a broker after a trial; 10 to 30, 40 to 120, 10 to 25 are usual
+MEMORY_BYTES_MAX: Final = 8 << 20  # of a broker's objects after a trial; 0.3 to 1.5 million are usual
 
 
 @dataclass
@@ -641,13 +643,17 @@ class Trial:
             self._blame(f"{slave} lacks some of its master's log {LAG_S:g} s after the last fault: {found[slave]}")
 
     def _weigh(self) -> None:
-        """Nothing grows without bounds: sockets, tasks and threads of each broker."""
+        """Nothing grows without bounds: sockets, tasks, threads and objects of each broker."""
         for name in self.plan.members:
             node = self.cluster.node(name)
             tasks = sum(not task.done() for task in asyncio.all_tasks(node.loop)) if node.loop is not None else 0
             counts = (len(node.sockets), tasks, self.world.count_fibers(node))
             if any(count > most for count, most in zip(counts, (SOCKETS_MAX, TASKS_MAX, THREADS_MAX), strict=True)):
                 self._blame(f"{name} has {counts} sockets, tasks and threads after all is over")
+            server = self.cluster.servers.get(name)
+            held = 0 if server is None else bytes_held_by(server)
+            if held > MEMORY_BYTES_MAX:
+                self._blame(f"{name} holds {held:,} bytes of memory after all is over")
 
     def _judge(self) -> None:
         verdict, cluster = self.verdict, self.cluster
