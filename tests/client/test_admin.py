@@ -90,20 +90,6 @@ def test_a_pull_consumer_that_runs_goes_on_where_its_offsets_were_reset_to(
     assert bodies == [*BODIES * 2, b"3"]
 
 
-def test_a_member_that_was_away_does_not_undo_a_reset(cluster: LocalCluster, admin: Admin, name: str) -> None:
-    """It goes on committing where it was, until its next pull tells it. (Simulation, seed 118 of ten minutes.)"""
-    inbox, queue = Inbox(), admin.queues(name)[0]
-    consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST)
-    consumer.subscribe(name)
-    consumer.listen(inbox)
-    with consumer:
-        inbox.wait_for(3)
-    assert admin.consumers(name) is None
-    assert admin.reset_offsets(name, name, OffsetPlace.EARLIEST) == {queue: 0}
-    admin.set_offset(name, queue, 3)  # as a consumer commits
-    assert admin.offset(name, queue) == 0
-
-
 def test_a_group_can_take_over_the_offsets_of_another(cluster: LocalCluster, admin: Admin, name: str) -> None:
     source, target = f"{name}_source", f"{name}_target"
     queue = admin.queues(name)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from contrailmq.client.admin.admin_topics import AdminTopics
@@ -242,25 +241,19 @@ class AdminGroups(AdminTopics):
     async def reset_offsets(self, group: str, topic: str, to: int | OffsetPlace) -> dict[MessageQueue, int]:
         """Let the group continue at a time (epoch milliseconds) or an end, running members included.
 
-        Returns the new offset of each queue. A member that is away for a moment goes on there too when it is back; not
-        with brokers before RocketMQ 5, which change the stored offsets when nobody is online.
+        Returns the new offset of each queue. When nobody is online the stored offsets are changed.
         """
-        return await self._move(group, {queue: await self._target(queue, to) for queue in await self.queues(topic)})
-
-    async def _move(self, group: str, targets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        is_offline = await self.consumers(group) is None
+        targets = {queue: await self._target(queue, to) for queue in await self.queues(topic)}
+        if await self.consumers(group) is None:
+            for queue, offset in targets.items():
+                await self.set_offset(group, queue, offset)
+            return targets
         moved: dict[MessageQueue, int] = {}
         for queue, offset in targets.items():
-            try:
-                moved.update(await self._reset_by_broker(group, queue, offset))
-            except ResponseError:
-                if not is_offline:
-                    raise
-                await self.set_offset(group, queue, offset)
-                moved[queue] = offset
+            moved.update(await self._reset_running(group, queue, offset))
         return moved
 
-    async def _reset_by_broker(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
+    async def _reset_running(self, group: str, queue: MessageQueue, offset: int) -> dict[MessageQueue, int]:
         ext: dict[str, ExtValue] = {
             "group": self._name(group),
             "topic": queue.topic,

@@ -90,13 +90,18 @@ class AdminOffsets(AdminGroups):
 
     async def move_offsets(self, group: str, targets: Mapping[MessageQueue, int]) -> None:
         """Store these offsets; members that run go on there at once."""
-        await self._move(group, targets)
+        is_online = await self.consumers(group) is not None
+        for queue, offset in targets.items():
+            if is_online:
+                await self._reset_running(group, queue, offset)
+            else:
+                await self.set_offset(group, queue, offset)
 
     async def _plan(self, group: str, topic: str, queues: list[MessageQueue], target: Target) -> OffsetPlan:
-        moves = await asyncio.gather(*(self._move_of(group, queue, target) for queue in queues))
+        moves = await asyncio.gather(*(self._move(group, queue, target) for queue in queues))
         return OffsetPlan(group, topic, list(moves))
 
-    async def _move_of(self, group: str, queue: MessageQueue, target: Target) -> OffsetMove:
+    async def _move(self, group: str, queue: MessageQueue, target: Target) -> OffsetMove:
         now, begin, end, wanted = await asyncio.gather(
             self.offset(group, queue), self.min_offset(queue), self.max_offset(queue), target(queue)
         )
