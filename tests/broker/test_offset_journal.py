@@ -18,7 +18,6 @@ from contrailmq.message import ContrailError
 from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
 from contrailmq.testing import LocalCluster
-from contrailmq.wire.codes import RequestCode, ResponseCode
 from store.faulty_files import no_space
 
 PLACE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
@@ -341,37 +340,3 @@ def test_a_whole_broker_says_why_it_does_not_start_and_starts_when_the_journal_i
             kept.rename(journal)
         cluster.restart_broker()
         assert admin.offset("g", queue) == 5
-
-
-def reset(bench: JournaledBench, offset: int) -> None:
-    ext = PLACE | {"group": "g", "timestamp": "-1", "isForce": "true", "offset": str(offset)}
-    assert bench.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == ResponseCode.SUCCESS
-
-
-def test_a_reset_that_waits_for_a_pull_counts_after_a_kill(bench: JournaledBench) -> None:
-    """A consumer that was at work goes on asking where it was: it must still hear of the reset, once."""
-    bench.commit(7)
-    reset(bench, 2)
-    again = bench.killed()
-    again.heartbeat("T", group="g")
-    (moved,) = again.pull("T", 7)
-    assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "2")
-    again.commit(4)
-    again.note()
-    last = again.killed()  # before a table without the reset was saved
-    last.heartbeat("T", group="g")
-    assert last.committed() == "4"
-    (found,) = last.pull("T", 4)
-    assert found.code == ResponseCode.SUCCESS
-    last.close()
-
-
-def test_a_reset_that_waits_does_not_point_beyond_a_log_that_lost_its_end(bench: JournaledBench) -> None:
-    reset(bench, 9)
-    again = bench.killed(lost=("commitlog", "consumequeue", "queues.ledger", "checkpoint", "index"))
-    assert again.send("T", b"new").ext["queueOffset"] == "0"
-    again.heartbeat("T", group="g")
-    assert again.committed() == "0"
-    (moved,) = again.pull("T", 0)
-    assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
-    again.close()

@@ -84,11 +84,8 @@ class OffsetJournal:
         moved = 0
         for (key, queue_id), offset in _last_ones(run).items():
             topic, _, group = key.partition(SEPARATOR)
-            stored = self._table.stored(key, queue_id)
-            if offset != stored:
-                self._table.take_reset(group, topic, queue_id)  # a pull that came before any commit that counts
             offset = min(offset, end_of(topic, queue_id))
-            if offset != stored:
+            if offset != self._table.stored(key, queue_id):
                 self._table.commit(group, topic, queue_id, offset)
                 moved += 1
         return moved

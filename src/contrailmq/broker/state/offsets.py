@@ -5,8 +5,7 @@ also a smaller one; `BrokerNode.commit_offset` makes sure that none is beyond th
 
 A server-side reset stores the new offset beside the table. Until the group's next pull of that queue, commits are
 acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns
-the reset offset. That pull removes it. A master's file has those that wait (`waitingResets`, ours): RocketMQ's broker
-forgets them when it ends, and consumers that were working then go on where they were.
+the reset offset. That pull removes it.
 
 The file of a slave has one key more, `committedHere`: offsets of the table that groups committed at this slave and that
 its master does not have yet. It is in the same file as the table, so that no crash can part the two; RocketMQ and
@@ -39,7 +38,6 @@ REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
 _COMMITTED_HERE: Final = "committedHere"
 _JOURNALED: Final = "journaled"
 _SET_BY_HAND: Final = "setByHand"
-_RESETS: Final = "waitingResets"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
 _Table = dict[str, dict[int, int]]
@@ -84,12 +82,10 @@ class OffsetTable:
         """
         moved = 0
         for (key, queue_id), offset in self.whole().items():
-            end = end_of(key.partition(SEPARATOR)[0], queue_id)
+            topic, _, group = key.partition(SEPARATOR)
+            end = end_of(topic, queue_id)
             if offset > end:
-                self._offsets[key][queue_id] = self.changes[key, queue_id] = end
-                if queue_id in self._resets.get(key, ()):
-                    self._resets[key][queue_id] = end
-                self._touched()
+                self.commit(group, topic, queue_id, end)
                 moved += 1
         return moved
 
@@ -157,7 +153,6 @@ class OffsetTable:
         offset = waiting.pop(queue_id, None)
         if not waiting:
             del self._resets[key]
-        self.is_dirty |= offset is not None
         return offset
 
     def note_set_by_hand(self, group: str, topic: str, queue_id: int, *, log_end: int) -> None:
@@ -246,14 +241,9 @@ class OffsetTable:
         }
 
     def snapshot_of_master(self) -> Callable[[], Json]:
-        """As `snapshot`, with how much of the journal it has, and the resets that nobody has noticed yet."""
-        table = self.snapshot()
-        more: Json = {}
-        if self.journaled is not None:
-            more[_JOURNALED] = list(self.journaled)
-        if self._resets:
-            more[_RESETS] = _to_json(self._resets)
-        return lambda: table() | more
+        """As `snapshot`, with how much of the journal it has."""
+        table, journaled = self.snapshot(), self.journaled
+        return table if journaled is None else lambda: table() | {_JOURNALED: list(journaled)}
 
     def snapshot_of_slave(self) -> Callable[[], Json]:
         """As `snapshot`, with what the master does not have yet."""
@@ -265,15 +255,10 @@ class OffsetTable:
         return lambda: table() | ({_COMMITTED_HERE: _to_json(here)} if here else {})
 
     def load(self, path: Path) -> None:
-        config_files.load(path, self._read_of_master)
+        config_files.load(path, self.read)
 
     def load_of_slave(self, path: Path) -> None:
         config_files.load(path, self._read_of_slave)
-
-    def _read_of_master(self, data: Json) -> None:
-        resets = _from_json(data, _RESETS) if _RESETS in data else {}
-        self.read(data)
-        self._resets = resets
 
     def _read_of_slave(self, data: Json) -> None:
         here = _from_json(data, _COMMITTED_HERE) if _COMMITTED_HERE in data else {}
