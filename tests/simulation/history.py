@@ -143,7 +143,7 @@ class Cut(NamedTuple):
 
 
 class MovedBack(NamedTuple):
-    """An operator has set a group back to the beginning of a topic."""
+    """An operator has set a group, whose members its brokers know, back to the beginning of a topic."""
 
     group: str
     topic: str

@@ -350,9 +350,10 @@ class Workload:
                 group = chance.choice((WORKERS, KEEPERS, READERS))
                 topic = chance.choice(tuple(SUBSCRIBED[group]))
                 self.history.resets += 1
-                began_s = node.world.now_s
+                began_s, is_known = node.world.now_s, await admin.consumers(group) is not None
                 await admin.reset_offsets(group, topic, OffsetPlace.EARLIEST)
-                self.history.moved_back.append(MovedBack(group, topic, began_s))
+                if is_known:
+                    self.history.moved_back.append(MovedBack(group, topic, began_s))
             elif choice == 1:
                 topic = chance.choice((PLAIN, LATER))
                 holders = await admin.topic_holders(topic)
