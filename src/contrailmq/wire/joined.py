@@ -135,7 +135,9 @@ class _End:
                 if not self.other._is_lost:
                     self.other.protocol.resume_writing()
             self.protocol.data_received(data)
-            self._schedule()  # what follows: an end, or what was written meanwhile
+            # What is written meanwhile schedules itself. To look again each time took 2 of a request's 6 turns.
+            if self._has_eof:
+                self._schedule()
         elif self._has_eof and not self._is_eof_told:
             self._is_eof_told = True
             if not self.protocol.eof_received():
