@@ -64,10 +64,11 @@ class Cluster:
 
     async def route(self, topic: str) -> TopicRoute:
         """Refused when the name is not one that clients may use, NoRouteError when nobody has the topic."""
-        _check(topic)
         now_s = self._loop.time()
-        if topic in self.instance.routes and now_s - self._routes_at.get(topic, -REMEMBER_S) < REMEMBER_S:
-            return self.instance.routes[topic]
+        known = self.instance.routes.get(topic)
+        if known is not None and now_s - self._routes_at.get(topic, -REMEMBER_S) < REMEMBER_S:
+            return known  # its name was checked when it was asked for
+        _check(topic)
         route = await self.instance.refresh_route(topic)
         _bound(self._routes_at)
         self._routes_at[topic] = now_s
