@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import re
 import time
 import zlib
 from functools import lru_cache
@@ -32,6 +33,7 @@ PRIORITY_MAX: Final = 2**31 - 1  # what the field holds
 IDENTITY: Final = 1
 GZIP: Final = 2
 CRC32, MD5, SHA1 = 1, 2, 3
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def now_ms() -> int:
@@ -39,7 +41,7 @@ def now_ms() -> int:
 
 
 def has_control(text: str) -> bool:
-    return any(ord(character) < 32 or ord(character) == 127 for character in text)
+    return _CONTROL.search(text) is not None
 
 
 # --- from a client
@@ -48,10 +50,11 @@ def has_control(text: str) -> bool:
 def check_sent(message: Wire) -> None:
     """Refused with the first thing that is wrong with a message, in the order of the reference."""
     system = message.system_properties
-    if not message.body:
+    body_bytes = len(message.body)  # once: each look copies it
+    if not body_bytes:
         raise Refused(Code.MESSAGE_BODY_EMPTY, "the message has no body")
-    if len(message.body) > BODY_BYTES_MAX:
-        raise Refused(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(message.body)} bytes, at most {BODY_BYTES_MAX}")
+    if body_bytes > BODY_BYTES_MAX:
+        raise Refused(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {body_bytes} bytes, at most {BODY_BYTES_MAX}")
     _check_properties(message)
     if system.HasField("tag") and (not system.tag.strip() or "|" in system.tag or has_control(system.tag)):
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"tag {system.tag!r} is blank or has | or control characters")
@@ -78,6 +81,8 @@ def check_sent(message: Wire) -> None:
 
 def _check_properties(message: Wire) -> None:
     system, own = message.system_properties, message.user_properties
+    if not own and not system.tag and not system.keys:
+        return  # most messages: what follows takes 2 us
     if len(own) > USER_PROPERTIES_MAX:
         raise Refused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE, f"{len(own)} properties, at most {USER_PROPERTIES_MAX} are allowed"
@@ -153,8 +158,8 @@ def digest(body: bytes, kind: int) -> str:
 
 def stored_properties(message: Wire, kind: int, peer: str) -> str:
     """The properties of a sent message of that type as a broker stores them."""
-    system = message.system_properties
-    properties = dict(message.user_properties)
+    system, own = message.system_properties, message.user_properties
+    properties = dict(own) if own else {}  # to copy an empty map of protobuf takes 0.7 us
     properties[Property.UNIQUE_KEY] = system.message_id
     if system.HasField("tag"):
         properties[Property.TAGS] = system.tag
