@@ -225,6 +225,28 @@ def test_a_message_comes_soon_to_others_when_its_receiver_left_while_it_waited(
         asyncio.run(asyncio.wait_for(main(producer), LIMIT_S))
 
 
+@pytest.mark.parametrize("auto_renew", [False, True])
+def test_messages_that_a_broken_stream_did_not_take_come_soon_to_others(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture, auto_renew: bool
+) -> None:
+    """The client reads one of them and leaves. Its window, 64 KiB, keeps most of the others from being written."""
+    name, group, count = f"broken-{auto_renew}", f"breakers-{auto_renew}", 12
+    filled(cluster, name, *[Message(name, b"x" * 20_000) for _ in range(count)])
+
+    async def main() -> None:
+        async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
+            async with grpc.aio.insecure_channel(server.address) as left:
+                asked = ask_to_receive(Caller(left), name, group, auto_renew=auto_renew)
+                assert (await asked.read()).status.code == Code.OK
+                assert (await asked.read()).message.body
+                asked.cancel()
+            async with asyncio.timeout(60):
+                await gathered(Caller(channel), name, group, count // 2)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    assert "please report" not in caplog.text
+
+
 def test_messages_of_a_client_that_never_said_its_settings_come_back_when_it_is_silent(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

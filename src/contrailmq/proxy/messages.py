@@ -34,6 +34,9 @@ IDENTITY: Final = 1
 GZIP: Final = 2
 CRC32, MD5, SHA1 = 1, 2, 3
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_DELAYS: Final = frozenset(
+    (Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS)
+)
 
 
 def now_ms() -> int:
@@ -191,8 +194,15 @@ def stored_properties(message: Wire, kind: int, peer: str) -> str:
 
 def delivered(stored: ReceivedMessage, topic: str) -> Wire:
     """A record as clients get it, without what only a receive knows. `topic` was asked for: retries are hidden."""
+    made = v2.Message()
+    deliver(stored, topic, made)
+    return made
+
+
+def deliver(stored: ReceivedMessage, topic: str, made: Wire) -> None:
+    """The same, into an empty message that is part of an answer: a message that is put into one is copied."""
     properties, body = stored.properties, stored.body
-    made = v2.Message(body=body)
+    made.body = body
     made.topic.name = topic
     system = made.system_properties
     for name, value in properties.items():
@@ -200,7 +210,8 @@ def delivered(stored: ReceivedMessage, topic: str) -> Wire:
             made.user_properties[name] = value
     if Property.TAGS in properties:
         system.tag = properties[Property.TAGS]
-    system.keys.extend(properties.get(Property.KEYS, "").split())
+    if keys := properties.get(Property.KEYS):
+        system.keys.extend(keys.split())
     system.message_id = stored.message_id
     # Not CRC-32: clients disagree about its leading zeros, and drop the message as corrupted.
     system.body_digest.type, system.body_digest.checksum = MD5, digest(body, MD5)
@@ -228,11 +239,10 @@ def delivered(stored: ReceivedMessage, topic: str) -> Wire:
     if origin := properties.get(Property.DLQ_ORIGIN_TOPIC):
         system.dead_letter_queue.topic = origin
         system.dead_letter_queue.message_id = properties.get(Property.DLQ_ORIGIN_MESSAGE_ID, "")
-    return made
 
 
 def set_time(time: Wire, milliseconds: int) -> None:
-    """`FromMilliseconds` of a timestamp, without its four calls in Python."""
+    """`FromMilliseconds` of a timestamp, or of a duration above 0, without its four calls in Python."""
     time.seconds, time.nanos = milliseconds // 1000, milliseconds % 1000 * 1_000_000
 
 
@@ -246,12 +256,7 @@ _host_text: Final = lru_cache(maxsize=4096)(_host_text_of)  # there are few, and
 def _stored_type(properties: dict[str, str]) -> int:
     if properties.get(Property.TRANSACTION_PREPARED) == "true":
         return TRANSACTION
-    if {
-        Property.DELAY,
-        Property.TIMER_DELIVER_MS,
-        Property.TIMER_DELAY_MS,
-        Property.TIMER_DELAY_SECONDS,
-    } & properties.keys():
+    if not _DELAYS.isdisjoint(properties):
         return DELAY
     if Property.SHARDING_KEY in properties:
         return FIFO

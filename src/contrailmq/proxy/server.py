@@ -256,19 +256,21 @@ def _served(call: Callable[[Wire, Context], Awaitable[Wire]], answer: Wire) -> A
     return serve
 
 
-def _streamed(call: Callable[[Wire, Context], AsyncIterator[Wire]], answer: Wire) -> Any:
-    async def serve(request: Wire, context: Context) -> AsyncIterator[Wire]:
+def _streamed(call: Callable[[Wire, Context], Awaitable[None]], answer: Wire) -> Any:
+    """Calls that write their answers themselves: of async generators, one in another, each answer went through two."""
+
+    async def serve(request: Wire, context: Context) -> None:
         if isinstance(request, _Unreadable):
-            yield answer(status=request.status)
+            await context.write(answer(status=request.status))
             return
-        async with contextlib.aclosing(call(request, context)) as parts:  # type: ignore[type-var]
-            try:
-                async for part in parts:
-                    yield part
-            except ContrailError as exc:
-                yield answer(status=outcome(exc))
-            except Exception as exc:  # noqa: BLE001 (as above)
-                yield answer(status=_ours(exc))
+        try:
+            await call(request, context)
+        except grpc.aio.BaseError:
+            raise  # the stream broke under a write: grpcio ends the call
+        except ContrailError as exc:
+            await context.write(answer(status=outcome(exc)))
+        except Exception as exc:  # noqa: BLE001 (as above)
+            await context.write(answer(status=_ours(exc)))
 
     return serve
 

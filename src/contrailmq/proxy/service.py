@@ -1,7 +1,8 @@
 """The calls of `MessagingService`, one method each: what is wrong with a request, and who answers it.
 
 Every method raises ContrailError for what went wrong; `server` turns that into the status of its answer. The method of
-a call has its name in small letters: `QueryRoute` is `query_route`.
+a call has its name in small letters: `QueryRoute` is `query_route`. Those that answer with several parts write them one
+by one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
-from contrailmq.proxy.messages import delivered, now_ms, set_time
+from contrailmq.proxy.messages import deliver, now_ms, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.renewing import INVISIBLE_MS, RELEASE_MS, Renewals
@@ -136,26 +137,29 @@ class Service:
             raise Refused(Code.FORBIDDEN, f"no readable queue: no master serves topic {topic} now")
         return answer
 
-    async def receive_message(self, request: Wire, context: Context) -> AsyncIterator[Wire]:
+    async def receive_message(self, request: Wire, context: Context) -> None:
+        """Status, messages, time: each in an answer of its own."""
         client = client_id(context)
         wanted = await self._wanted(request, context)
         self.clients.find(client)
         received = await self._receive(client, wanted)
         if not received:
-            yield v2.ReceiveMessageResponse(status=status(Code.MESSAGE_NOT_FOUND, "no message within the polling time"))
+            await context.write(
+                v2.ReceiveMessageResponse(status=status(Code.MESSAGE_NOT_FOUND, "no message within the polling time"))
+            )
             return
         left = list(received)
         try:
-            yield v2.ReceiveMessageResponse(status=status(Code.OK))
+            await context.write(v2.ReceiveMessageResponse(status=status(Code.OK)))
             for one in received:
                 if request.auto_renew:
                     self.clients.known(client)  # it may never say its settings: it is gone when nothing is heard of it
                     self.renewals.hold(client, wanted.group.name, wanted.topic, one.handle)
-                yield v2.ReceiveMessageResponse(message=_received(one, wanted))
+                await context.write(_received(one, wanted))
                 left.pop(0)
             done = v2.ReceiveMessageResponse()
             set_time(done.delivery_timestamp, now_ms())
-            yield done
+            await context.write(done)
         finally:
             if left:  # the stream broke: others get soon what was not written
                 await self._give_back(client, wanted, left)
@@ -255,7 +259,7 @@ class Service:
 
     # --- queues by hand
 
-    async def pull_message(self, request: Wire, context: Context) -> AsyncIterator[Wire]:
+    async def pull_message(self, request: Wire, context: Context) -> None:
         group, queue = request.group.name, queue_of(request.message_queue)
         check_consumer_group(group)
         await self._cluster.route(queue.topic)
@@ -286,15 +290,16 @@ class Service:
             ),
         )
         if answer.code == 0:
-            yield v2.PullMessageResponse(status=status(Code.OK))
+            await context.write(v2.PullMessageResponse(status=status(Code.OK)))
             for message in decode_messages(answer.body, broker_name=queue.broker_name):
-                yield v2.PullMessageResponse(message=delivered(message, queue.topic))
+                part = v2.PullMessageResponse()
+                deliver(message, queue.topic, part.message)
+                await context.write(part)
         else:
             is_moved = answer.code == ResponseCode.PULL_OFFSET_MOVED
-            yield v2.PullMessageResponse(
-                status=status(Code.ILLEGAL_OFFSET if is_moved else Code.MESSAGE_NOT_FOUND, answer.remark or "")
-            )
-        yield v2.PullMessageResponse(next_offset=number(answer.ext, "nextBeginOffset"))
+            said = status(Code.ILLEGAL_OFFSET if is_moved else Code.MESSAGE_NOT_FOUND, answer.remark or "")
+            await context.write(v2.PullMessageResponse(status=said))
+        await context.write(v2.PullMessageResponse(next_offset=number(answer.ext, "nextBeginOffset")))
 
     async def update_offset(self, request: Wire, context: Context) -> Wire:
         ext = {"consumerGroup": request.group.name, "commitOffset": request.offset}
@@ -395,7 +400,9 @@ def queue_of(queue: Wire) -> MessageQueue:
 
 
 def _received(one: Received, wanted: Wanted) -> Wire:
-    made = delivered(one.message, wanted.topic)
-    made.system_properties.receipt_handle = one.handle.text
-    made.system_properties.invisible_duration.FromMilliseconds(one.handle.invisible_ms)
-    return made
+    answer = v2.ReceiveMessageResponse()
+    deliver(one.message, wanted.topic, answer.message)
+    system = answer.message.system_properties
+    system.receipt_handle = one.handle.text
+    set_time(system.invisible_duration, one.handle.invisible_ms)
+    return answer
