@@ -6,7 +6,9 @@
     python -m simulation.runs --bug NAME ...                          as the first, with this planted bug: see one fail
 
 `make simulate SEEDS=N` is the first of them, with a process for each core. A run of many hours is saved and, after an
-interruption, goes on with the seeds that the file lacks.
+interruption, goes on with the seeds that the file lacks and those that failed: they may have been mended.
+
+Each seed is printed with the beginning of its digest, a hash of all that happened: two runs of a seed have the same.
 
 A seed that fails is printed with its faults and what was wrong. When all seeds are done, faults and clients of the
 first ones that failed are left out one by one as long as they still fail; what is left is printed as a test. The exit
@@ -23,6 +25,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import multiprocessing
 import re
 import subprocess
@@ -183,38 +186,66 @@ def as_test(plan: Plan) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Simulate clusters under faults, one for each seed.")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=10.0, help="virtual minutes of each, faults included")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seeds", type=_count, default=10, help="how many")
+    parser.add_argument("--first", type=int, default=1, help="the first one")
+    parser.add_argument("--minutes", type=_minutes, default=10.0, help="virtual minutes of each, faults included")
+    parser.add_argument("--jobs", type=_count, default=1, help="processes")
     parser.add_argument("--save", type=Path, help="a file that results are added to, a line of JSON each")
-    parser.add_argument("--resume", action="store_true", help="leave out the seeds that the saved file has")
+    parser.add_argument("--resume", action="store_true", help="leave out the seeds that passed and are saved")
     parser.add_argument(
         "--brief", action="store_true", help=f"a line for each {BRIEF_EVERY} seeds, and those that fail"
     )
-    parser.add_argument("--each", nargs="*", help="each kind of fault by itself: those of these names, or all")
-    parser.add_argument("--planted", nargs="*", help="find planted bugs: those of these names, or all")
+    names = {"choices": ALL_KINDS, "metavar": "KIND", "nargs": "*"}
+    parser.add_argument("--each", **names, help="each kind of fault by itself: those of these names, or all")
+    names = {"choices": BY_NAME, "metavar": "NAME", "nargs": "*"}
+    parser.add_argument("--planted", **names, help="find planted bugs: those of these names, or all")
     parser.add_argument("--bug", choices=BY_NAME, metavar="NAME", help="run the seeds with this planted bug")
     parser.add_argument("--tries", type=int, default=SHRINKING_TRIES_MAX, help="to make a schedule that fails shorter")
     options = parser.parse_args()
     if options.bug and options.save:
         parser.error("--bug shows how a failing seed looks, which is no result to --save: leave one of them out")
+    if options.resume and not options.save:
+        parser.error("--resume goes on with a run that was saved: name its file with --save")
     if options.save:
+        if not options.save.resolve().parent.is_dir():
+            parser.error(f"--save {options.save}: make its directory first")
         _origin()  # before somebody changes the sources
+    try:
+        sys.exit(min(1, _chosen(options)))
+    except KeyboardInterrupt:
+        sys.exit("interrupted" + (f"; with --resume it goes on with {options.save}" if options.save else ""))
+
+
+def _chosen(options: argparse.Namespace) -> int:
+    """What was asked for; how many failed."""
     if options.planted is not None:
-        sys.exit(min(1, _find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options)))
+        return _find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options)
     if options.each is not None:
-        sys.exit(min(1, _run_each(options.each or ALL_KINDS, options)))
-    sys.exit(min(1, _run_seeds(options)))
+        return _run_each(options.each or ALL_KINDS, options)
+    return _run_seeds(options)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than one")
+    return number
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} minutes are no time")
+    return minutes
 
 
 def _run_seeds(options: argparse.Namespace) -> int:
-    """How many failed; now or, with --resume, in the run that this one goes on with."""
+    """How many failed."""
     done = _saved(options.save, options.minutes) if options.resume else []
     numbers = set(range(options.first, options.first + options.seeds)) - {result.seed for result in done}
-    failed, total = [result.seed for result in done if result.problems], _Total(options.seeds, len(done))
+    failed, total = list[int](), _Total(options.seeds, len(done))
     if done:
-        print(f"{len(done)} seeds are in {options.save} already, {len(failed)} of them failed", flush=True)
+        print(f"{len(done)} seeds of {options.save} passed already", flush=True)
     seeds = [(seed, options.minutes, options.bug) for seed in sorted(numbers)]
     for result in _in_processes(_run_quietly, seeds, options.jobs):
         _save(options.save, result._asdict())
@@ -259,7 +290,9 @@ def _shorten(failed: list[int], options: argparse.Namespace) -> None:
     """Print the first seeds that failed as tests, as short as possible."""
     chosen = [(seed, options.minutes, options.bug, options.tries) for seed in sorted(failed)[:SHRUNK_MAX]]
     if chosen:
-        print(f"making {len(chosen)} of {len(failed)} schedules shorter", flush=True)
+        print(
+            f"making {len(chosen)} of {len(failed)} schedules shorter, for tests/simulation/test_trial.py", flush=True
+        )
     for text in _in_processes(_shrink_quietly, chosen, options.jobs):
         print(text, flush=True)
 
@@ -292,11 +325,25 @@ def _saved(path: Path | None, minutes: float, *, are_alone: bool = False) -> lis
     """The results of an earlier run of the same plans."""
     if path is None or not path.exists():
         return []
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [line for line in lines if "planted" not in line and line.get("plans") == PLAN_VERSION]
+    lines = [line for line in _lines(path) if "planted" not in line and line.get("plans") == PLAN_VERSION]
     found = [Result(**{name: line[name] for name in Result._fields if name in line}) for line in lines]
     found = [one for one in found if one.minutes == minutes and bool(one.alone) == are_alone]
-    return list({(one.seed, one.alone, one.flush, bool(one.slaves)): one for one in found}.values())
+    newest = {(one.seed, one.alone, one.flush, bool(one.slaves)): one for one in found}
+    return [one for one in newest.values() if not one.problems]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Those that are whole. Who ends a run while it writes a line leaves a part of it, which is cut off."""
+    text, found = path.read_text(), []
+    whole, newline, part = text.rpartition("\n")
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            sys.exit(f"{path}, line {number}: no result of a run is {line[:40]!r}; name another file")
+    if found and part:
+        path.write_text(whole + newline)
+    return found
 
 
 A = TypeVar("A", bound=tuple[Any, ...])
@@ -343,7 +390,9 @@ def _print(result: Result) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(result.faults).items())) or "no faults"
     speed = f"{result.virtual_s / max(result.cpu_s, 1e-9):.0f}x"
     print(
-        f"seed {result.seed}: {result.flush}, {kinds}; {counts}; {len(result.problems)} problems, {speed}", flush=True
+        f"seed {result.seed}: {result.flush}, {kinds}; {counts}; {len(result.problems)} problems, {speed}, "
+        f"{result.digest[:12]}",
+        flush=True,
     )
     for sentence in result.problems[:10]:
         print(f"    {sentence}", flush=True)

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 BUG = "the broker stores an offset one too far"  # every seed finds it
 ENDED_S_MAX = 120.0
@@ -81,6 +83,48 @@ def test_a_kind_of_fault_alone_is_run_with_both_ways_to_flush_and_saved_with_the
     again = finished(*options)
     assert again.stdout.startswith("2 cases, 0 failed")
     assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_run_that_goes_on_repeats_what_failed_or_was_not_written_to_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "saved"
+    options = ("--seeds", "3", "--minutes", "0.1", "--save", str(file), "--resume")
+    assert finished(*options).returncode == 0
+    first, second, third = map(json.loads, file.read_text().splitlines())
+    lines = [json.dumps(first), json.dumps(second | {"problems": ["lost"]}), json.dumps(third)[:40]]
+    file.write_text("\n".join(lines))
+    again = finished(*options)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.startswith(f"1 seeds of {file} passed already\n")
+    results = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["seed"], one["digest"]) for one in results[2:]] == [
+        (one["seed"], one["digest"]) for one in (second, third)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seeds", "0"), "0 is less than one"),
+        (("--minutes", "-1"), "-1 minutes are no time"),
+        (("--each", "nothing"), "invalid choice: 'nothing'"),
+        (("--planted", "nothing"), "invalid choice: 'nothing'"),
+        (("--save", "/nowhere/saved"), "make its directory first"),
+        (("--resume",), "name its file with --save"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_the_first_seed(options: tuple[str, ...], said: str) -> None:
+    ended = finished(*options)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said in ended.stderr
+
+
+def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "letter"
+    file.write_text("Dear reader,\nno end")
+    ended = finished("--seeds", "1", "--save", str(file), "--resume")
+    assert ended.returncode == 1
+    assert "no result of a run is 'Dear reader,'" in ended.stderr
+    assert file.read_text() == "Dear reader,\nno end"
 
 
 def test_results_with_a_planted_bug_are_not_saved(tmp_path: Path) -> None:
