@@ -385,6 +385,13 @@ PLANTED: Final = (
         pops=True,
     ),
     Planted(
+        "a FIFO queue gives a batch again before its time is over",
+        "broker.pop.orders:OrderInfo.blocks",
+        "any(steady_ms <= self.steady_ms[offset]",
+        "any(steady_ms + 2000 <= self.steady_ms[offset]",
+        pops=True,
+    ),
+    Planted(
         "a message that a consumer keeps longer is due in half of that time",
         "broker.pop.acking:Acking._change",
         "invisible_ms=header.invisible_time,",

@@ -5,8 +5,9 @@
 invisible to others. Both are on the safe side: the broker counts from when it served the pop, and answers take time.
 
 Checked of both groups: an acknowledgement that was confirmed in time is final. Of poppers: a message is invisible while
-somebody has it, each delivery counts as an attempt, and what fails to the last is a dead letter. Of liners: nothing new
-comes before everything that came earlier was acknowledged. That each message arrives is `checker.unfinished`.
+somebody has it, each delivery counts as an attempt, and what fails to the last is a dead letter. Of liners: a
+message is invisible as well, and nothing new comes before everything that came earlier was acknowledged. That each
+message arrives is `checker.unfinished`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def _of_lines(history: History) -> Iterator[str]:
         if one.group == LINERS and one.place is not None and one.place.queue.broker not in history.forgetful_cuts:
             queues[one.place.queue].append((one.place.offset, one))
     for queue, given in queues.items():
+        yield from _of_held(history, queue, given)
         tried_s = _since([(offset, one.tried_s) for offset, one in given])
         confirmed_s = _since([(offset, one.confirmed_s) for offset, one in given])
         batches: dict[tuple[float, int], int] = {}  # (asked, by the broker's clock) -> first offset
@@ -80,6 +82,19 @@ def _of_lines(history: History) -> Iterator[str]:
                 yield f"{LINERS} got {offset} of {queue} at {one.at_s:.3f} s, before all up to {first} was acknowledged"
             if history.keeps_journals and confirmed_s[offset + 1] < one.asked_s:
                 yield f"{LINERS} had acknowledged {queue} up to {offset}, and got that again at {one.at_s:.3f} s"
+
+
+def _of_held(history: History, queue: Queue, given: list[tuple[int, Popped]]) -> Iterator[str]:
+    """A message of a FIFO queue is invisible to others while somebody has it."""
+    if not (history.keeps_journals and history.is_timely):
+        return
+    newest: dict[int, Popped] = {}
+    for offset, one in sorted(given, key=lambda pair: pair[1].pop_time_ms):
+        before = newest.get(offset)
+        if before is not None and before.tried_s is None and one.at_s < before.until_s:
+            until = f"was to be invisible until {before.until_s:.3f} s"
+            yield f"{offset} of {queue} {until}, and {LINERS} got it again at {one.at_s:.3f} s"
+        newest[offset] = one
 
 
 def _since(moments: list[tuple[int, float | None]]) -> list[float]:

@@ -101,6 +101,15 @@ def test_a_fifo_queue_gives_nothing_new_before_all_that_came_earlier_was_acknowl
     assert said(history) == [f"liners got 3 of {LINE} at 6.200 s, before all up to 3 was acknowledged"]
 
 
+def test_a_fifo_queue_that_gives_what_somebody_still_has_is_found(history: History) -> None:
+    line(history, 0, 1.0)
+    line(history, 0, 1.2)
+    sentence = f"0 of {LINE} was to be invisible until 4.000 s, and liners got it again at 1.300 s"
+    assert said(history) == [sentence]
+    history.is_timely = False  # a clock that runs fast ends its time earlier
+    assert said(history) == []
+
+
 def test_a_fifo_queue_that_was_acknowledged_up_to_a_message_gives_it_no_more(history: History) -> None:
     line(history, 0, 1.0, tried_s=1.2, confirmed_s=1.3)
     line(history, 1, 2.0, tried_s=2.2)  # nobody heard that it was taken
