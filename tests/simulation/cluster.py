@@ -47,6 +47,7 @@ SHORT_WAITS: Final = {
     "transactionCheckMax": "100",  # more time than heartbeats take to make a producer known again, as by default
     "channelExpiredTimeout": "30000",
     "recallMessageEnable": "true",
+    "syncFlushTimeout": "2000",  # below the 3 s of producers, who then hear of it
     "cleanFileForciblyEnable": "false",  # a full disk would take the oldest log files, whatever was promised
 }
 ROLLING: Final = {"timerRollWindowSlot": "3"}  # slots of a second: timers of 6 and 12 seconds roll

@@ -68,6 +68,25 @@ PLANTED: Final = (
         CUTS,
     ),
     Planted(
+        "a sync that takes too long counts as done",
+        "broker.state.acknowledging:Acknowledging._until_durable",
+        "then(Problem(ResponseCode.FLUSH_DISK_TIMEOUT, remark, is_late=True))",
+        "then(None)",
+        ("stall", "cut"),
+        flush="SYNC_FLUSH",
+    ),
+    Planted(
+        "a sync answers one message more than it has covered",
+        "broker.state.parked:ParkedAnswers.advanced",
+        "        waiting.popleft()[2](Outcome.DURABLE)",
+        "        waiting.popleft()[2](Outcome.DURABLE)\n"
+        "        if waiting and waiting[0][0] > durable_offset:\n"
+        "            waiting.popleft()[2](Outcome.DURABLE)\n"
+        "            break",
+        CUTS,
+        flush="SYNC_FLUSH",
+    ),
+    Planted(
         "a failed sync is ignored",
         "store.log.flush:LogFlusher._flush_in_turn",
         "raise FlushFailedError(self._fail(exc)) from exc",

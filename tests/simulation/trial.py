@@ -48,6 +48,7 @@ HASTY_PEACE_S: Final = 90.0
 RESYNC_ODDS: Final = 0.6  # that the operator has a slave cut itself; else it is cut by hand, or begins anew
 LAST_POP_S: Final = 10.0  # until what POP delivered for the last time is a dead letter, after its invisible time
 SENT_BACK_S: Final = 0.005  # what a failed message takes to the broker and the answer back, without a sync
+ANSWERS_S: Final = 0.003  # in which answers that a sync has freed arrive; the next sync takes longer
 OLD_S: Final = 1.0  # what was acknowledged so long ago is on the disk, under ASYNC_FLUSH too
 IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has seen there
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
@@ -385,7 +386,8 @@ class Trial:
         if is_in_a_step:
             pass
         elif moment < 0.7:
-            self._wait_for_acknowledgement(name, at_border=moment < 0.3)
+            then_s = chance.choice((0.0, ANSWERS_S))
+            self._wait_for_acknowledgement(name, at_border=moment < 0.3, then_s=then_s)
         elif moment < 0.85:
             self._wait_for_recall(name)
         elif moment < 0.95 and self.plan.pops:
@@ -430,8 +432,9 @@ class Trial:
             self.verdict.steps[some] += 1
         disk.trap = None
 
-    def _wait_for_acknowledgement(self, name: str, *, at_border: bool) -> None:
-        """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long.
+    def _wait_for_acknowledgement(self, name: str, *, at_border: bool, then_s: float) -> None:
+        """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long; or
+        so have those others whose answers left together with that one.
 
         Worse still when the message is the first of a log file, which is synced apart from the one before.
         """
@@ -445,7 +448,7 @@ class Trial:
             return not at_border or history.newest_offset[group] % file_bytes < BORDER_BYTES
 
         self.workload.is_hurried = at_border
-        self._wait_with_slow_syncs(name, is_there, within_s=8.0 if at_border else 2.0)
+        self._wait_with_slow_syncs(name, is_there, within_s=8.0 if at_border else 2.0, then_s=then_s)
         self.workload.is_hurried = False
 
     def _wait_for_recall(self, name: str) -> None:
