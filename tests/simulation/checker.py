@@ -96,9 +96,11 @@ def _of_deliveries(history: History) -> Iterator[str]:
 
 
 def _of_order(history: History) -> Iterator[str]:
-    """Orderly listeners and readers get a queue in its order, apart from what they are given again."""
+    """Orderly listeners and readers get a queue in its order, apart from what they are given again. An orderly
+    listener that fails gets the same message again, before it is done with a later one."""
     newest: dict[tuple[str, Queue], int] = {}
     seen: dict[tuple[str, Queue], set[int]] = defaultdict(set)
+    failed: dict[tuple[str, Queue], set[int]] = defaultdict(set)
     for delivery in history.deliveries:
         if delivery.group in (WORKERS, POPPERS) or delivery.place is None:
             continue
@@ -111,6 +113,12 @@ def _of_order(history: History) -> Iterator[str]:
         elif offset not in seen[key]:
             yield f"{delivery.group} got {offset} of {queue} for the first time after {newest[key]}"
         seen[key].add(offset)
+        if not delivery.is_success:
+            failed[key].add(offset)
+            continue
+        failed[key].discard(offset)
+        if failed[key] and offset > min(failed[key]) and not history.flipped:
+            yield f"{delivery.group} failed on {min(failed[key])} of {queue}, and was done with {offset} first"
     for (group, queue), offsets in history.heard.items():
         if not offsets or group != READERS or queue.broker in history.forgetful_cuts or history.flipped:
             continue

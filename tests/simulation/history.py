@@ -195,8 +195,10 @@ class History:
     def deliver(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
         if delivery.place is not None:
-            self.heard[delivery.group, delivery.place.queue].add(delivery.place.offset)
             self.places[delivery.body].add(delivery.place)
+        is_retried_in_place = delivery.group == KEEPERS and not delivery.is_success
+        if delivery.place is not None and not is_retried_in_place:
+            self.heard[delivery.group, delivery.place.queue].add(delivery.place.offset)
         if delivery.is_success:
             self.succeeded[delivery.group].add(delivery.body)
         elif delivery.group == WORKERS:

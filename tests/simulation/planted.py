@@ -361,6 +361,12 @@ PLANTED: Final = (
         "return last + 1",
         "return last + 2",
     ),
+    Planted(
+        "an orderly consumer commits what its listener failed on",
+        "client.consuming.consume_orderly:OrderlyConsumption._settle",
+        "if await self._try_again(messages):",
+        "if False:",
+    ),
     # --- POP
     Planted(
         "a group of POP moves on before its checkpoint is on the disk",

@@ -310,6 +310,17 @@ def test_a_queue_out_of_order_is_found_and_a_repetition_is_not() -> None:
     assert unsafe(history) == [f"keepers got 1 of {ORDER} for the first time after 2"]
 
 
+def test_an_orderly_listener_that_goes_on_past_what_it_failed_on_is_found() -> None:
+    history = of({body: plain(ORDERED, Kind.ORDERED) for body in (b"a", b"b")})
+    history.acknowledge(b"a", Place(ORDER, 0), 0, 1.0)
+    give(history, b"a", Place(ORDER, 0), group=KEEPERS, is_success=False)
+    assert list(ahead(history, {(KEEPERS, ORDER): 1})) == [f"keepers is at 1 of {ORDER} and was not given [0]"]
+    give(history, b"a", Place(ORDER, 0), group=KEEPERS, is_success=False)
+    assert unsafe(history) == []
+    give(history, b"b", Place(ORDER, 1), group=KEEPERS)
+    assert unsafe(history) == [f"keepers failed on 0 of {ORDER}, and was done with 1 first"]
+
+
 def test_an_offset_that_ran_ahead_is_found() -> None:
     history = of({b"a": plain(), b"b": plain()})
     give(history, b"a", Place(B0, 0))

@@ -79,6 +79,7 @@ QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
 SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ahead of it is seen meanwhile
 FAIL_ODDS, FAIL_ODDS_OF_CLUMSY = 0.03, 0.5  # of the workers
+FAIL_ODDS_OF_KEEPERS: Final = 0.1  # their queue then rests, and goes on with the same message
 SLOW_READER_ODDS: Final = 0.1
 SLOW_S: Final = (2.0, 8.0)
 VOLLEY: Final = (3, 9)  # how many messages go out together
@@ -422,8 +423,9 @@ class Workload:
             for one in messages:
                 sent = history.sent.get(one.body)
                 is_poison = sent is not None and sent.is_poison
-                fails = FAIL_ODDS_OF_CLUMSY if self.is_clumsy else FAIL_ODDS
-                is_success &= not is_poison and (is_orderly or chance.random() > fails)
+                of_workers = FAIL_ODDS_OF_CLUMSY if self.is_clumsy else FAIL_ODDS
+                fails = FAIL_ODDS_OF_KEEPERS if is_orderly else of_workers
+                is_success &= not is_poison and chance.random() > fails
             for one in messages:
                 self._heard(node, group, member, one, is_success=is_success)
             return ConsumeResult.SUCCESS if is_success else ConsumeResult.RETRY
@@ -485,7 +487,7 @@ class Workload:
 
     def _heard(self, node: Node, group: str, member: str, message: StoredMessage, *, is_success: bool = True) -> None:
         place = None
-        if not message.reconsume_times:
+        if group == KEEPERS or not message.reconsume_times:  # what keepers fail on stays in its queue
             place = Place(Queue(message.topic, message.broker_name, message.queue_id), message.queue_offset)  # type: ignore[attr-defined]
         if group == WORKERS and not is_success and message.reconsume_times >= RETRIES_MAX:
             self.history.exhausted.add(message.body)
