@@ -24,6 +24,7 @@ CLOCK_S: Final = 0.001  # brokers count in milliseconds
 # What our broker notes in copies of its own; the message that a consumer gets does not have it.
 MARKS: Final = {RETRY: ORIGIN_PROPERTY, DEAD: ORIGIN_PROPERTY, HALVES: CLOCK_SET}
 LATE_MS: Final = 6_000  # of what waits: while the world rests, timers end every five seconds
+RETRY_S: Final = 4.0  # what workers failed on waits so long at least: the first of its levels in cluster.SHORT_WAITS
 RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
 
@@ -55,7 +56,7 @@ def ahead(history: History, offsets: Mapping[tuple[str, Queue], int]) -> Iterato
 
 def unsafe(history: History) -> list[str]:
     """Of acknowledgements and deliveries alone."""
-    return [*_of_places(history), *_of_deliveries(history), *_of_order(history)]
+    return [*_of_places(history), *_of_deliveries(history), *_of_order(history), *_of_retries(history)]
 
 
 def _of_places(history: History) -> Iterator[str]:
@@ -81,6 +82,9 @@ def _of_deliveries(history: History) -> Iterator[str]:
             yield f"{what} was delivered to {delivery.group} and never sent"
             continue
         yield from _of_content(history, delivery.body, delivery.properties)
+        if (delivery.topic, delivery.flag) != (sent.topic, sent.flag):
+            told = f"of {delivery.topic} with the flag {delivery.flag}"
+            yield f"{what} was delivered to {delivery.group} as one {told}, and sent to {sent.topic} with {sent.flag}"
         wanted = history.subscribed[delivery.group].get(sent.topic, "not at all")
         if wanted is not None and wanted != sent.properties[Property.TAGS]:
             yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
@@ -125,6 +129,24 @@ def _of_order(history: History) -> Iterator[str]:
         missing = sorted(set(range(max(offsets))) - offsets)
         if missing:
             yield f"{group} got {max(offsets)} of {queue} and never {missing[:5]}"
+
+
+def _of_retries(history: History) -> Iterator[str]:
+    """What workers fail on comes again as the next attempt, and not at once."""
+    failed_s: dict[tuple[bytes, int], float] = {}  # by attempt
+    for delivery in history.deliveries:
+        if delivery.group != WORKERS:
+            continue
+        body, attempt, what = delivery.body, delivery.attempt, _short(delivery.body)
+        if not delivery.is_success:
+            failed_s.setdefault((body, attempt), delivery.at_s)
+        if not attempt:
+            continue
+        before_s = failed_s.get((body, attempt - 1))
+        if before_s is None:
+            yield f"{what} came as attempt {attempt}, and {WORKERS} had not failed on the one before"
+        elif history.is_timely and delivery.at_s < before_s + RETRY_S - CLOCK_S:
+            yield f"{what} failed at {before_s:.3f} s and came again at {delivery.at_s:.3f} s"
 
 
 # --- what the stores hold

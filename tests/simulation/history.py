@@ -88,6 +88,9 @@ class Delivery(NamedTuple):
     body: bytes
     properties: dict[str, str]
     place: Place | None  # None: it came from the retry topic
+    topic: str  # as the consumer was told
+    flag: int
+    attempt: int = 0  # how often it had failed before, as the consumer was told
     is_success: bool = True
 
 

@@ -299,6 +299,18 @@ PLANTED: Final = (
         "properties.pop(Property.KEYS, None)",
     ),
     Planted(
+        "a retry comes at once",
+        "broker.requests.retry:RetryProcessor._copy",
+        "properties[Property.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + stored.reconsume_times)",
+        "pass",
+    ),
+    Planted(
+        "a retry is shown as one of the retry topic",
+        "client.consuming.push_consumer:PushConsumer._show",
+        "message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)",
+        "pass",
+    ),
+    Planted(
         "a retry gets an id of its own",
         "broker.requests.retry:RetryProcessor._copy",
         'properties[Property.WAIT] = "false"',

@@ -135,7 +135,10 @@ class PopConsumer:
         place = Place(Queue(message.topic, broker, message.queue_id), message.queue_offset) if is_first else None
         member = f"{self._node.name}-{self._node.process_id}"
         properties = dict(message.properties)
-        self._history.deliver(Delivery(now_s, self._group, member, message.body, properties, place, is_success=False))
+        told = message.topic, message.flag, message.reconsume_times
+        self._history.deliver(
+            Delivery(now_s, self._group, member, message.body, properties, place, *told, is_success=False)
+        )
         popped = Popped(
             self._group,
             message.body,

@@ -247,6 +247,8 @@ def plain(topic: str = PLAIN, kind: Kind = Kind.SINGLE, **more: object) -> Sent:
 
 def give(history: History, body: bytes, place: Place | None, **more: object) -> None:
     values: dict[str, object] = {"at_s": 2.0, "group": WORKERS, "member": "c0", "properties": TAGS} | more
+    sent = history.sent.get(body, plain())
+    values = {"topic": sent.topic, "flag": sent.flag} | values
     history.deliver(Delivery(body=body, place=place, **values))  # type: ignore[arg-type]
 
 
@@ -319,6 +321,29 @@ def test_an_orderly_listener_that_goes_on_past_what_it_failed_on_is_found() -> N
     assert unsafe(history) == []
     give(history, b"b", Place(ORDER, 1), group=KEEPERS)
     assert unsafe(history) == [f"keepers failed on 0 of {ORDER}, and was done with 1 first"]
+
+
+def test_a_message_that_is_delivered_as_one_of_another_topic_or_flag_is_found() -> None:
+    history = of({b"a": plain(flag=3)})
+    give(history, b"a", None, topic="%RETRY%workers")
+    give(history, b"a", None, flag=0)
+    assert unsafe(history) == [
+        "'a' was delivered to workers as one of %RETRY%workers with the flag 3, and sent to Plain with 3",
+        "'a' was delivered to workers as one of Plain with the flag 0, and sent to Plain with 3",
+    ]
+
+
+def test_a_retry_that_comes_at_once_or_skips_an_attempt_is_found() -> None:
+    history = of({b"a": plain()})
+    give(history, b"a", Place(B0, 0), is_success=False, at_s=2.0)
+    give(history, b"a", None, is_success=False, at_s=6.0, attempt=1)
+    assert unsafe(history) == []
+    give(history, b"a", None, at_s=9.0, attempt=2)
+    give(history, b"a", None, at_s=20.0, attempt=4)
+    assert unsafe(history) == [
+        "'a' failed at 6.000 s and came again at 9.000 s",
+        "'a' came as attempt 4, and workers had not failed on the one before",
+    ]
 
 
 def test_an_offset_that_ran_ahead_is_found() -> None:

@@ -491,8 +491,9 @@ class Workload:
             place = Place(Queue(message.topic, message.broker_name, message.queue_id), message.queue_offset)  # type: ignore[attr-defined]
         if group == WORKERS and not is_success and message.reconsume_times >= RETRIES_MAX:
             self.history.exhausted.add(message.body)
+        properties, told = dict(message.properties), (message.topic, message.flag, message.reconsume_times)
         self.history.deliver(
-            Delivery(node.world.now_s, group, member, message.body, dict(message.properties), place, is_success)
+            Delivery(node.world.now_s, group, member, message.body, properties, place, *told, is_success)
         )
 
     def _chance(self, node: Node) -> random.Random:
