@@ -248,12 +248,17 @@ def _of_acknowledged(
             continue
         sent, place, what = history.sent[body], acknowledged.place, _short(body)
         if sent.kind.has_place:
-            if not any(record.body == body for record in everything.get(place, ())):
-                stands = [_short(record.body) for record in everything.get(place, ())]
+            told = body, acknowledged.physical_offset
+            if not any((record.body, record.physical_offset) == told for record in everything.get(place, ())):
+                stands = [f"{one.physical_offset}: {_short(one.body)}" for one in everything.get(place, ())]
                 where = f"{place}, {acknowledged.physical_offset} of the log"
                 yield f"{what} was acknowledged at {where}; there is {stands}"
         elif sent.kind is not Kind.HALF and body not in copies:
             yield f"{what}, {sent.kind.value}, was acknowledged and never came into {sent.topic}"
+        elif body in copies and not history.may_escape:
+            queues = [record.place.queue for record in copies[body]]
+            if place.queue not in queues:
+                yield f"{what}, {sent.kind.value}, was acknowledged for {place.queue} and came into {queues}"
     for body, is_committed in history.decided.items():
         is_known = body in history.acknowledged and not history.is_excused(body)
         if is_committed and is_known and body not in copies:

@@ -163,6 +163,12 @@ PLANTED: Final = (
         "offset = result.queue_offset + (result.queue_offset % 16 == 15)",
     ),
     Planted(
+        "the ids of the messages of a batch name each other's places",
+        "broker.requests.send:SendProcessor._store_batch",
+        "% offsets  # one by one",
+        "% offsets[::-1]  # one by one",
+    ),
+    Planted(
         "a batch takes one offset of its queue, however many messages it holds",
         "store.log.commit_log:CommitLog._append_odd",
         "count = inner_count(known) if count else 0",
@@ -229,6 +235,12 @@ PLANTED: Final = (
         CALM,
     ),
     Planted(
+        "a message comes into the first queue when its delay is over",
+        "broker.delayed.delay:DelayService._copies",
+        "copies, places = self._copier.copies(records)",
+        "copies, places = self._copier.copies(records)\n    copies = [copy._replace(queue_id=0) for copy in copies]",
+    ),
+    Planted(
         "a timer is delivered one slot early",
         "store.timer.timer_store:TimerStore.tick",
         "enqueued = dequeued = 0",
@@ -268,6 +280,12 @@ PLANTED: Final = (
         "broker.transactions.halves:TransactionService._put_back",
         "self._ask_producer(half, properties, result)",
         "pass",
+    ),
+    Planted(
+        "a message comes into the first queue when its transaction commits",
+        "broker.transactions.committing:committed",
+        "topic, queue_id, record, half, code, keys, unique_key, tags, flags = copy",
+        "topic, queue_id, record, half, code, keys, unique_key, tags, flags = copy._replace(queue_id=0)",
     ),
     # --- retries
     Planted(

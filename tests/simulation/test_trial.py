@@ -386,6 +386,22 @@ def test_what_comes_into_its_topic_too_early_or_late_is_found_where_nothing_was_
     assert unsafe_stores(history, [left]) == expected
 
 
+def test_what_came_into_another_queue_than_was_acknowledged_is_found() -> None:
+    acknowledged, other = Queue(LATER, "b0", 0), Queue(LATER, "b0", 1)
+    history = of({b"l": plain(LATER, Kind.LEVEL)}, (b"l", Place(acknowledged, 0)))
+    left = Left("b0", [Record(Place(other, 0), 100, 0, b"l", TAGS)], [], {}, {})
+    assert unsafe_stores(history, [left]) == [
+        f"'l', delayed by a level, was acknowledged for {acknowledged} and came into {[other]}"
+    ]
+
+
+def test_an_answer_that_names_another_place_of_the_log_is_found() -> None:
+    history, stands = of({b"a": plain()}, (b"a", Place(B0, 0))), ["7: 'a'"]
+    assert unsafe_stores(history, [Left("b0", [Record(Place(B0, 0), 7, 0, b"a", TAGS)], [], {}, {})]) == [
+        f"'a' was acknowledged at {Place(B0, 0)}, 0 of the log; there is {stands}"
+    ]
+
+
 def test_a_message_that_failed_on_its_last_try_is_done_if_it_is_a_dead_letter() -> None:
     history = of({b"a": plain()}, (b"a", Place(B0, 0)))
     give(history, b"a", Place(B0, 0), is_success=False)

@@ -73,7 +73,7 @@ from simulation.popping import PopConsumer
 
 SIZES: Final = (0, 10, 200, 3000, 7000)
 LEVELS_S: Final = {1: 1.0, 2: 2.0, 3: 4.0, 4: 7.0}  # of cluster.SHORT_WAITS
-QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1, BUNDLED: 1}  # on each broker, at first
+QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 2, DEALS: 2, BUNDLED: 1}  # on each broker, at first
 ATTRIBUTES: Final = {BUNDLED: {"queue.type": "BatchCQ"}}
 QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
