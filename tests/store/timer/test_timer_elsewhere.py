@@ -146,6 +146,24 @@ def test_a_master_that_had_not_taken_in_its_timers_does_not_deliver_those_of_its
     assert sorted(master.host.bodies()) == ["300", "5000"]
 
 
+def test_a_master_keeps_what_rolls_where_its_slave_may_have_it_in_a_later_slot(tmp_path: Path) -> None:
+    """One was recalled. The slave took them in a second later than the master did: they were not to roll there, and
+    wait in their last slot."""
+    master = Bench(tmp_path, timer_roll_window_slot=3, timer_flush_interval_ms=86_400_000)
+    go_to(master, 0)
+    send_at(master, 3100, 3200)
+    mark(master, 3200)
+    master.tick()
+    assert [slot.time_ms - TICK_MS for slot in master.timer.wheel.all_slots() if not slot.is_empty] == [1000]
+    master.timer.close(master.clock.now_ms())
+    master.clock.set_wall(TICK_MS + 4000)
+    master.timer = master.opened()
+    master.timer.take_over(TimerCheckpoint(TICK_MS + 3000, queue_offset=3, master_queue_offset=3), TICK_MS + 4000)
+    master.crash()
+    master.run(4000)
+    assert master.host.bodies() == ["3100"]
+
+
 def test_a_slave_that_is_behind_tells_a_master_nothing(tmp_path: Path) -> None:
     master = Bench(tmp_path)
     send_at(master, 100, 1200)

@@ -599,13 +599,14 @@ class TimerStore:
         """A master learns how far a slave has come that stood in for it, and whose log is a part of this one.
 
         It has delivered the slots before its read time, of the messages before its place in the timer topic. Others,
-        which never reached it, are put now.
+        which never reached it, are put now, and so is what was to roll in these slots and is due after them.
         """
         if checkpoint.read_time_ms > self.read_time_ms:
             units = self._store.read_units(SystemTopic.TIMER, 0, checkpoint.queue_offset, 1)
             unknown = units[0][0] if units else self._store.log_max_offset
             slots = list(self.wheel.occupied(self.read_time_ms, checkpoint.read_time_ms))
-            open_slot = put_unknown(self.wheel, self.log, self._delivery, self._outlet, slots, unknown, now_ms)
+            parts, until_ms = (self.wheel, self.log, self._delivery, self._outlet), checkpoint.read_time_ms
+            open_slot = put_unknown(*parts, slots, unknown, now_ms, done_until_ms=until_ms, time=self.time)
             self.read_time_ms = checkpoint.read_time_ms if open_slot is None else open_slot.time_ms
             self._retake_until = max(self._retake_until, checkpoint.queue_offset)
             self.flush(now_ms)
