@@ -33,9 +33,10 @@ ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH, MASTERS)
 GROUP_ODDS: Final = 3  # one seed in so many has slaves
 ACTING_ODDS: Final = 0.4  # that a slave of such a seed stands in for its master
 POP_ODDS: Final = 0.5  # that a seed has consumers of POP
+PAGES: Final = (2, 5, 32)  # how many messages consumers ask for at once
 ROLL_ODDS: Final = 0.5  # that timers roll in a seed
 PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
-PLAN_VERSION: Final = 10  # changes whenever seeds get other plans: saved runs are of one version
+PLAN_VERSION: Final = 11  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
@@ -76,6 +77,7 @@ class Plan:
     block_bytes: int = 256 * 1024  # its haTransferBatchSize
     acts: bool = False  # a slave stands in for a master that is gone
     pops: bool = False  # consumers of POP take part
+    page: int = 32  # messages that consumers ask for at once, as by default; bursts are too short to fill such a page
     rolls: bool = False  # timers of more than some seconds roll: they go through the log again on their way
 
     @property
@@ -188,6 +190,7 @@ def draw_group(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tu
         acts=random.Random(f"acting in {seed}").random() < ACTING_ODDS,
         pops=_pops(seed),
         rolls=_rolls(seed),
+        page=_page(seed),
     )
     return replace(plan, faults=tuple(_fault_in_group(chance, at_s, chance.choice(kinds), plan) for at_s in times_s))
 
@@ -216,12 +219,17 @@ def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[st
         bursts=bursts,
         pops=_pops(seed),
         rolls=_rolls(seed),
+        page=_page(seed),
         **more,
     )
 
 
 def _pops(seed: int) -> bool:
     return random.Random(f"POP in {seed}").random() < POP_ODDS
+
+
+def _page(seed: int) -> int:
+    return random.Random(f"pages of {seed}").choice(PAGES)
 
 
 def _rolls(seed: int) -> bool:

@@ -368,6 +368,12 @@ PLANTED: Final = (
         'key, offset = f"{topic}@{group}", offset + 1',
     ),
     Planted(
+        "a page that is full hides the message after it",
+        "broker.requests.pull:PullProcessor._answer",
+        "values = (suggested, result.next_offset,",
+        "values = (suggested, result.next_offset + (result.count == pull.header.max_msg_nums),",
+    ),
+    Planted(
         "a consumer moves its offset before its listener ran",
         "client.consuming.consume_concurrent:ConcurrentConsumption.begin",
         "now_s = self._loop.time()",

@@ -171,7 +171,7 @@ def as_test(plan: Plan) -> str:
     faults = f"({faults}\n    )" if faults else "()"
     rest = f"{plan.seed}, {plan.minutes!r}, {plan.flush!r}, faults, {plan.clients!r}"
     options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}, rebalance_s={plan.rebalance_s}"
-    options += f", bursts={plan.bursts!r}, pops={plan.pops}, rolls={plan.rolls}"
+    options += f", bursts={plan.bursts!r}, pops={plan.pops}, rolls={plan.rolls}, page={plan.page}"
     if plan.slaves:
         options += f", brokers={plan.brokers!r}, slaves={plan.slaves!r}, role={plan.role!r}"
         options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}, acts={plan.acts}"

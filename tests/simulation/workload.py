@@ -439,6 +439,7 @@ class Workload:
                 max_reconsume_times=-1 if is_orderly else RETRIES_MAX,
                 rebalance_interval_s=self._plan.rebalance_s,
                 persist_offsets_interval_s=self._plan.rebalance_s,
+                pull_batch_size=self._plan.page,
                 heartbeat_interval_s=2 * self._plan.rebalance_s,
                 poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )
@@ -462,6 +463,7 @@ class Workload:
                 from_where=first,
                 rebalance_interval_s=self._plan.rebalance_s,
                 persist_offsets_interval_s=self._plan.rebalance_s,
+                pull_batch_size=self._plan.page,
                 heartbeat_interval_s=2 * self._plan.rebalance_s,
                 poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )
