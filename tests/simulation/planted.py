@@ -368,6 +368,12 @@ PLANTED: Final = (
         'key, offset = f"{topic}@{group}", offset + 1',
     ),
     Planted(
+        "the broker stores no offsets of some queues",
+        "broker.state.offsets:OffsetTable.commit",
+        'key = f"{topic}@{group}"',
+        'key = f"{topic}@{group}"\n    if queue_id == 1:\n        return',
+    ),
+    Planted(
         "a page that is full hides the message after it",
         "broker.requests.pull:PullProcessor._answer",
         "values = (suggested, result.next_offset,",

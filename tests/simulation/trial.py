@@ -11,8 +11,9 @@ import hashlib
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,7 @@ from simulation.faults import (
     group_of,
     has_slaves,
 )
-from simulation.history import MEMBERS, POPPED, SUBSCRIBED, TOPICS, WORKERS, Acknowledged, Cut, History, Queue
+from simulation.history import KEEPERS, MEMBERS, POPPED, SUBSCRIBED, TOPICS, WORKERS, Acknowledged, Cut, History, Queue
 from simulation.memory import bytes_held_by
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
@@ -54,6 +55,7 @@ IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
 AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
 ALONE_S: Final = (2.0, 5.0, 10.0)  # between masters that come back after all were killed
+OFFSETS_S: Final = 60.0  # and consumers to store how far they are; they do every 5 or 20
 LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
 BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
@@ -613,6 +615,7 @@ class Trial:
         self.world.is_resting = True  # nobody waits for anything any more
         self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
         self._wait_for_slaves(began_s)
+        self._wait_for_offsets()
         self._weigh()
 
     def _count_survivors(self) -> None:
@@ -644,6 +647,26 @@ class Trial:
             self._live_until(self.world.now_s + 1.0)
         for slave in behind:
             self._blame(f"{slave} lacks some of its master's log {LAG_S:g} s after the last fault: {found[slave]}")
+
+    def _wait_for_offsets(self) -> None:
+        """Until it is stored that listeners are done: a group that starts again does not get everything again."""
+        if self.history.forgetful_cuts or self.history.flipped:
+            return
+        until_s = self.world.now_s + OFFSETS_S
+        while (behind := [*self._groups_behind()]) and self.world.now_s < until_s:
+            self._live_until(self.world.now_s + LOOK_EVERY_S)
+        for sentence in behind:
+            self._blame(sentence)
+
+    def _groups_behind(self) -> Iterator[str]:
+        for name, group in product(self.roles.masters, (WORKERS, KEEPERS)):
+            server = self.cluster.servers.get(name)
+            if not isinstance(server, BrokerServer):
+                continue
+            for topic, queue_id in product(self.history.subscribed.get(group, ()), range(QUEUES_MAX)):
+                end, at = server.store.max_offset(topic, queue_id), server.node.offsets.query(group, topic, queue_id)
+                if end > (at or 0):
+                    yield f"{group} is at {at} of {Queue(topic, group_of(name), queue_id)}, which ends at {end}"
 
     def _weigh(self) -> None:
         """Nothing grows without bounds: sockets, tasks, threads and objects of each broker."""
