@@ -174,6 +174,7 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
     found += _of_queues(history, everything)
     found += _of_acknowledged(history, everything, copies)
     found += _of_copies(history, copies, stores)
+    found += _of_repeats(history, everything, copies)
     found += _of_suffixes(history, copies)
     found += _of_recalled(history, everything, copies)
     found += _of_lateness(history, everything, copies)
@@ -282,6 +283,23 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
     for body, count in letters.items():
         if history.is_calm and count > max(0, failed[body] - RETRIES_MAX):
             yield f"{_short(body)} is a dead letter {count} times, and failed {failed[body]} times"
+
+
+def _of_repeats(
+    history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
+) -> Iterator[str]:
+    """A crash may deliver again what waited for its time or its transaction, a clean stop does not: such a message
+    stands in its topic at most as often as it waited."""
+    if not history.stops_cleanly or history.may_escape:
+        return
+    waited: Counter[bytes] = Counter()
+    for place, records in everything.items():
+        if place.queue.topic in (LEVELS, TIMERS, HALVES):
+            waited.update(one.body for one in records if one.properties.get(Property.REAL_TOPIC) in TOPICS)
+    for body, records in copies.items():
+        sent = history.sent.get(body)
+        if sent is not None and not sent.kind.has_place and len(records) > waited[body]:
+            yield f"{_short(body)} waited {waited[body]} times and stands at {[record.place for record in records]}"
 
 
 def _letters(group: str, stores: Iterable[Left]) -> Counter[bytes]:

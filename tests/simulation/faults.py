@@ -23,6 +23,8 @@ DISKS: Final = ("stall", "full", "read-error", "flip")
 NETWORK: Final = ("part", "one-way", "slow", "reset")
 CLIENTS: Final = ("client-kill", "client-cut", "client-pause")
 OTHERS: Final = ("pause", "namesrv-kill")
+# What costs a broker nothing that it knows: clean stops, and what is done to everybody but brokers.
+HARMLESS: Final = ("stop", *NETWORK, *CLIENTS, *OTHERS)
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
 GROUP_CRASHES: Final = ("group-kill", "group-cut")
 SWITCH: Final = "switch"

@@ -180,6 +180,7 @@ class History:
     pops: Pops = field(default_factory=Pops)
     keeps_journals: bool = True  # nothing was done that takes a FIFO group back: its journals are not synced
     is_calm: bool = False  # nothing was done to the cluster
+    stops_cleanly: bool = False  # brokers were stopped, if at all, and neither their disks nor their clocks touched
     is_timely: bool = True  # no clock was touched
     subscribed: Mapping[str, Mapping[str, str | None]] = field(default_factory=lambda: SUBSCRIBED)  # of this trial
     may_escape: bool = False  # what waits may be handed to another broker, by a slave that stands in for its master

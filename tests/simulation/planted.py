@@ -241,6 +241,13 @@ PLANTED: Final = (
         "copies, places = self._copier.copies(records)\n    copies = [copy._replace(queue_id=0) for copy in copies]",
     ),
     Planted(
+        "a clean stop does not save how far the delay levels are",
+        "broker.delayed.delay:DelayService.stop",
+        "self._save(self._store.log_max_offset, self._snapshot())\n",
+        "pass\n",
+        ("stop",),
+    ),
+    Planted(
         "a timer is delivered one slot early",
         "store.timer.timer_store:TimerStore.tick",
         "enqueued = dequeued = 0",

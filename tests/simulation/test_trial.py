@@ -402,6 +402,17 @@ def test_an_answer_that_names_another_place_of_the_log_is_found() -> None:
     ]
 
 
+def test_what_came_twice_after_its_time_is_found_where_brokers_stopped_cleanly() -> None:
+    later = Queue(LATER, "b0", 0)
+    history = of({b"l": plain(LATER, Kind.LEVEL)}, (b"l", Place(later, 0)))
+    waits = Record(Place(Queue("SCHEDULE_TOPIC_XXXX", "b0", 0), 0), 0, 0, b"l", TAGS | {"REAL_TOPIC": LATER})
+    came = [Record(Place(later, offset), 100 + offset, 0, b"l", TAGS) for offset in (0, 1)]
+    left = Left("b0", [waits, *came], [], {}, {})
+    assert unsafe_stores(history, [left]) == []  # a crash may do that
+    history.stops_cleanly = True
+    assert unsafe_stores(history, [left]) == [f"'l' waited 1 times and stands at {[one.place for one in came]}"]
+
+
 def test_a_message_that_failed_on_its_last_try_is_done_if_it_is_a_dead_letter() -> None:
     history = of({b"a": plain()}, (b"a", Place(B0, 0)))
     give(history, b"a", Place(B0, 0), is_success=False)

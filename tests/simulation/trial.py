@@ -24,6 +24,7 @@ from simulation.disks import Loss
 from simulation.faults import (
     CLOCKS,
     GROUP_CRASHES,
+    HARMLESS,
     MASTERS,
     POWER,
     SWITCH,
@@ -132,6 +133,7 @@ class Trial:
         self.verdict = Verdict(plan)
         self.history = self.verdict.history
         self.history.is_calm = not plan.faults
+        self.history.stops_cleanly = all(fault.kind in HARMLESS for fault in plan.faults)
         self.history.may_escape = plan.acts
         self.history.keeps_journals = not plan.slaves and not any(fault.kind in POWER for fault in plan.faults)
         groups = SUBSCRIBED | POPPED if plan.pops else SUBSCRIBED
