@@ -64,6 +64,8 @@ def _of_places(history: History) -> Iterator[str]:
     lines: dict[tuple[tuple[str, ...], Queue], int] = {}
     for body, acknowledged in history.acknowledged.items():
         place, sent = acknowledged.place, history.sent[body]
+        if body in history.first_again and history.is_calm and place.offset:
+            yield f"{_short(body)} is the first of {sent.topic}, which was deleted, and stands at {place}"
         if not sent.kind.has_place or place.queue.broker in history.forgetful_cuts or sent.topic in history.deleted:
             continue
         if held.setdefault(place, body) != body:

@@ -166,6 +166,7 @@ class History:
     decided: dict[bytes, bool] = field(default_factory=dict)  # half message -> committed; as a database would have it
     deliveries: list[Delivery] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)  # topics that somebody may have deleted
+    first_again: set[bytes] = field(default_factory=set)  # each is the first of such a topic that was made again
     is_switched: bool = False  # a slave took its master's place, perhaps before it heard of a deletion
     flipped: set[tuple[str, int]] = field(default_factory=set)  # (broker, physical offset) of records that were damaged
     survivors: set[bytes] = field(default_factory=set)  # they stand at their place, whatever power cuts took

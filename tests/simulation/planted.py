@@ -174,6 +174,13 @@ PLANTED: Final = (
         "count = inner_count(known) if count else 0",
         "count = 1 if count else 0",
     ),
+    Planted(
+        "a topic that is deleted keeps its queues",
+        "store.message_store:MessageStore.delete_topics",
+        "names = set(topics)",
+        "return 0",
+        CALM,
+    ),
     # --- delays and timers
     Planted(
         "a delay level is delivered one poll early",

@@ -346,6 +346,16 @@ def test_a_retry_that_comes_at_once_or_skips_an_attempt_is_found() -> None:
     ]
 
 
+def test_a_topic_that_was_made_again_and_begins_behind_the_old_one_is_found() -> None:
+    place = Place(Queue("Passing1", "b0", 0), 3)
+    history = of({b"a": plain("Passing1")}, (b"a", place))
+    history.deleted.add("Passing1")
+    history.first_again.add(b"a")
+    assert unsafe(history) == []  # a broker that was away has not heard that it was deleted
+    history.is_calm = True
+    assert unsafe(history) == [f"'a' is the first of Passing1, which was deleted, and stands at {place}"]
+
+
 def test_an_offset_that_ran_ahead_is_found() -> None:
     history = of({b"a": plain(), b"b": plain()})
     give(history, b"a", Place(B0, 0))

@@ -379,7 +379,9 @@ class Workload:
             await admin.delete_topic(topic)
             if chance.random() < 0.5:
                 await admin.create_topic(topic, queues=2)
-                await self._send_one(node, producer, self._new(node, chance, topic, Kind.SINGLE))
+                message = self._new(node, chance, topic, Kind.SINGLE)
+                self.history.first_again.add(message.body)
+                await self._send_one(node, producer, message)
 
     # --- consumers
 
