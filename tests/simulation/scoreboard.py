@@ -278,7 +278,12 @@ NOT_COVERED: Final = (
     "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
     "POP with tags, notifications, resets of its groups, and FIFO over a power failure or another master: its journal "
     "is not synced, so what was acknowledged may come again.",
-    "Order locks: the orderly group has one consumer at a time, so nobody else asks for its queues.",
+    "Order locks: the orderly group has one consumer at a time, so nobody else asks for its queues. The group that "
+    "reads by lite pull has one as well.",
+    "Clean stops of clients: they are killed, cut off and paused; only brokers are stopped cleanly.",
+    "What a NameServer says: that it forgets a broker that is gone, and names new queues. Clients try other brokers.",
+    "Stored offsets that fall behind, before the end of a trial, or of lite pull, or where a power cut took messages "
+    "or a bit turned. At the end, those of push consumers are to have come to the end of each queue.",
     "Answers to queries by key or id. Where something was done to the cluster: whether a reset of a group has its "
     "effect, and how late a delayed message is, as long as it comes within the 240 seconds.",
     "A reset of a group whose members have said nothing for so long that brokers have forgotten them, or that a broker "
