@@ -5,6 +5,11 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Iterator
+from typing import Final
+
+# Python drops what a handler raises while an object is cleared away, in the callback of a weak reference for example,
+# and the objects of the tests before are cleared away here too. Then the signal comes once more.
+AGAIN_S: Final = 10.0
 
 
 def interrupted(work: Callable[[], object], *, rounds: int, longest_s: float, seed: int) -> Iterator[None]:
@@ -14,10 +19,11 @@ def interrupted(work: Callable[[], object], *, rounds: int, longest_s: float, se
     try:
         for _ in range(rounds):
             try:
-                signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, longest_s))
+                signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, longest_s), AGAIN_S)
                 while True:
                     work()
             except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
