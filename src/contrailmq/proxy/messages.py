@@ -18,7 +18,7 @@ from typing import Final
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.message import Property
 from contrailmq.message.identity import decode_host
-from contrailmq.message.properties import RESERVED_PROPERTIES, encode_properties
+from contrailmq.message.properties import RESERVED_PROPERTIES, encode_properties, natural_number
 from contrailmq.proxy.cluster import DELAY, FIFO, NORMAL, PRIORITY, TRANSACTION
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused
@@ -30,6 +30,10 @@ MESSAGE_GROUP_BYTES: Final = 64  # fewer
 DELAY_MS_MAX: Final = 86_400_000
 RECOVERY_S_MAX: Final = 3600
 PRIORITY_MAX: Final = 2**31 - 1  # what the field holds
+ATTEMPT_MAX: Final = 2**31 - 1  # likewise
+INT64_MAX: Final = 2**63 - 1
+TIME_MS_MIN: Final = -62_135_596_800_000  # the years 1 to 9999, which a timestamp of protobuf may say
+TIME_MS_MAX: Final = 253_402_300_799_999
 IDENTITY: Final = 1
 GZIP: Final = 2
 CRC32, MD5, SHA1 = 1, 2, 3
@@ -41,6 +45,12 @@ _DELAYS: Final = frozenset(
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def ms_of(time: Wire) -> int:
+    """Milliseconds of a timestamp or duration of a client. `ToMilliseconds` raises where it is out of its range."""
+    milliseconds: int = time.seconds * 1000 + time.nanos // 1_000_000
+    return min(max(milliseconds, -INT64_MAX - 1), INT64_MAX)
 
 
 def has_control(text: str) -> bool:
@@ -69,7 +79,7 @@ def check_sent(message: Wire) -> None:
     if system.HasField("message_group"):
         _check_message_group(system.message_group)
     if system.HasField("delivery_timestamp"):
-        wait_ms = system.delivery_timestamp.ToMilliseconds() - now_ms()
+        wait_ms = ms_of(system.delivery_timestamp) - now_ms()
         if wait_ms > DELAY_MS_MAX:
             raise Refused(
                 Code.ILLEGAL_DELIVERY_TIME, f"delivery is {wait_ms} ms away, at most {DELAY_MS_MAX} (a day) are allowed"
@@ -174,7 +184,7 @@ def stored_properties(message: Wire, kind: int, peer: str) -> str:
             seconds = system.orphaned_transaction_recovery_duration.seconds
             properties[Property.CHECK_IMMUNITY_SECONDS] = str(seconds)
     if system.HasField("delivery_timestamp"):
-        properties[Property.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
+        properties[Property.TIMER_DELIVER_MS] = str(ms_of(system.delivery_timestamp))
     properties[Property.RECONSUME_TIME] = str(system.delivery_attempt)
     properties[Property.PRODUCER_GROUP] = message.topic.name
     if system.HasField("message_group"):
@@ -185,7 +195,7 @@ def stored_properties(message: Wire, kind: int, peer: str) -> str:
         properties[Property.TRACE_CONTEXT] = system.trace_context
     properties[Property.BORN_HOST] = system.born_host or peer
     if system.HasField("born_timestamp"):
-        properties[Property.BORN_TIMESTAMP] = str(system.born_timestamp.ToMilliseconds())
+        properties[Property.BORN_TIMESTAMP] = str(ms_of(system.born_timestamp))
     return encode_properties(properties).decode()
 
 
@@ -217,32 +227,34 @@ def deliver(stored: ReceivedMessage, topic: str, made: Wire) -> None:
     system.body_digest.type, system.body_digest.checksum = MD5, digest(body, MD5)
     system.body_encoding = IDENTITY
     system.message_type = _stored_type(properties)
-    born_ms = properties.get(Property.BORN_TIMESTAMP, "")
-    if born_ms.isdecimal():
-        system.born_timestamp.FromMilliseconds(int(born_ms))  # anybody's number: it is checked
-    else:
-        set_time(system.born_timestamp, stored.born_time_ms)
+    born_ms = natural_number(properties.get(Property.BORN_TIMESTAMP, ""))
+    if born_ms is None or born_ms > TIME_MS_MAX:
+        born_ms = stored.born_time_ms
+    set_time(system.born_timestamp, born_ms)
     system.born_host = properties.get(Property.BORN_HOST) or _host_text(stored.born_host_bytes)
     set_time(system.store_timestamp, stored.store_time_ms)
     system.store_host = _host_text(stored.store_host_bytes)
     system.queue_id, system.queue_offset = stored.queue_id, stored.queue_offset
-    system.delivery_attempt = stored.reconsume_times + 1
+    system.delivery_attempt = min(stored.reconsume_times, ATTEMPT_MAX - 1) + 1
     if Property.SHARDING_KEY in properties:
         system.message_group = properties[Property.SHARDING_KEY]
-    if properties.get(Property.PRIORITY, "").isdecimal():
-        system.priority = min(int(properties[Property.PRIORITY]), PRIORITY_MAX)
+    if (priority := natural_number(properties.get(Property.PRIORITY, ""))) is not None:
+        system.priority = min(priority, PRIORITY_MAX)
     if Property.TRACE_CONTEXT in properties:
         system.trace_context = properties[Property.TRACE_CONTEXT]
-    deliver_ms = properties.get(Property.TIMER_DELIVER_MS, "")
-    if deliver_ms.isdecimal():
-        system.delivery_timestamp.FromMilliseconds(int(deliver_ms))
+    if (deliver_ms := natural_number(properties.get(Property.TIMER_DELIVER_MS, ""))) is not None:
+        set_time(system.delivery_timestamp, deliver_ms)
     if origin := properties.get(Property.DLQ_ORIGIN_TOPIC):
         system.dead_letter_queue.topic = origin
         system.dead_letter_queue.message_id = properties.get(Property.DLQ_ORIGIN_MESSAGE_ID, "")
 
 
 def set_time(time: Wire, milliseconds: int) -> None:
-    """`FromMilliseconds` of a timestamp, or of a duration above 0, without its four calls in Python."""
+    """`FromMilliseconds` of a timestamp, or of a duration above 0, without its four calls in Python.
+
+    Times are anybody's numbers. Clients refuse a message with one before the year 1 or after 9999: it gets the nearest.
+    """
+    milliseconds = min(max(milliseconds, TIME_MS_MIN), TIME_MS_MAX)
     time.seconds, time.nanos = milliseconds // 1000, milliseconds % 1000 * 1_000_000
 
 

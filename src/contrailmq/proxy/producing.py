@@ -20,7 +20,7 @@ from contrailmq.client.transport.routes import TopicRoute, publish_queues
 from contrailmq.message import ContrailError, MessageQueue, Property, SysFlag, SystemTopic, parse_offset_message_id
 from contrailmq.message.hashing import java_hash
 from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, REMEMBERED_MAX, TRANSACTION, Cluster
-from contrailmq.proxy.messages import body_of, check_sent, now_ms, stored_properties, type_of
+from contrailmq.proxy.messages import body_of, check_sent, ms_of, now_ms, stored_properties, type_of
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -123,7 +123,7 @@ class Producing:
             "d": "4",
             "e": str(queue.queue_id),
             "f": str(SysFlag.TRANSACTION_PREPARED if kind == TRANSACTION else 0),
-            "g": str(system.born_timestamp.ToMilliseconds() if system.HasField("born_timestamp") else now_ms()),
+            "g": str(ms_of(system.born_timestamp) if system.HasField("born_timestamp") else now_ms()),
             "h": "0",
             "i": properties,
             "j": "0",

@@ -20,7 +20,7 @@ from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
-from contrailmq.proxy.messages import deliver, now_ms, set_time
+from contrailmq.proxy.messages import deliver, ms_of, now_ms, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.renewing import INVISIBLE_MS, RELEASE_MS, Renewals
@@ -190,7 +190,7 @@ class Service:
     async def _wanted(self, request: Wire, context: Context) -> Wanted:
         group_name, topic = request.group.name, request.message_queue.topic.name
         check_consumer_group(group_name)
-        invisible_ms = INVISIBLE_MS if request.auto_renew else request.invisible_duration.ToMilliseconds()
+        invisible_ms = INVISIBLE_MS if request.auto_renew else ms_of(request.invisible_duration)
         if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
             raise Refused(
                 Code.ILLEGAL_INVISIBLE_TIME,
@@ -238,7 +238,7 @@ class Service:
         client, group, topic = client_id(context), request.group.name, request.topic.name
         check_consumer_group(group)
         self.clients.find(client)
-        invisible_ms = request.invisible_duration.ToMilliseconds()
+        invisible_ms = ms_of(request.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
             raise Refused(
                 Code.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms: give 0 to {INVISIBLE_MS_MAX}"
@@ -263,7 +263,7 @@ class Service:
         group, queue = request.group.name, queue_of(request.message_queue)
         check_consumer_group(group)
         await self._cluster.route(queue.topic)
-        polling_ms = min(max(request.long_polling_timeout.ToMilliseconds(), 0), POLLING_MS_MAX)
+        polling_ms = min(max(ms_of(request.long_polling_timeout), 0), POLLING_MS_MAX)
         ext = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -320,7 +320,7 @@ class Service:
         if policy == AT_TIME and not request.HasField("timestamp"):
             raise Refused(Code.BAD_REQUEST, "an offset at a time is asked for without the time")
         if policy == AT_TIME:
-            ext: dict[str, str | int] = {"timestamp": request.timestamp.ToMilliseconds()}
+            ext: dict[str, str | int] = {"timestamp": ms_of(request.timestamp)}
             offset = await self._ask_queue(request, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
         else:
             code = RequestCode.GET_MAX_OFFSET if policy == END else RequestCode.GET_MIN_OFFSET
@@ -359,7 +359,7 @@ def _polling_ms(request: Wire, context: Context) -> int:
     left = context.time_remaining()
     left_ms = POLLING_MS_MAX + 2 * RESERVE_MS if left is None else int(left * 1000)
     if request.HasField("long_polling_timeout"):
-        wanted = int(request.long_polling_timeout.ToMilliseconds())
+        wanted = ms_of(request.long_polling_timeout)
     else:
         wanted = left_ms - int(REQUEST_S * 500)
     wanted = min(max(wanted, POLLING_MS_MIN), POLLING_MS_MAX)
