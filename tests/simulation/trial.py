@@ -56,7 +56,7 @@ IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
 AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
 ALONE_S: Final = (2.0, 5.0, 10.0)  # between masters that come back after all were killed
-OFFSETS_S: Final = 60.0  # and consumers to store how far they are; they do every 5 or 20
+OFFSETS_S: Final = 60.0  # how long no consumer may store how far it is, behind the end; they do every 5 or 20
 LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
 BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
@@ -654,9 +654,12 @@ class Trial:
         """Until it is stored that listeners are done: a group that starts again does not get everything again."""
         if self.history.forgetful_cuts or self.history.flipped:
             return
-        until_s = self.world.now_s + OFFSETS_S
-        while (behind := [*self._groups_behind()]) and self.world.now_s < until_s:
+        behind, until_s = [*self._groups_behind()], self.world.now_s + OFFSETS_S
+        while behind and self.world.now_s < until_s:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
+            before, behind = behind, [*self._groups_behind()]
+            if behind != before:  # a group that was set back late has much to do, in a world that rests
+                until_s = self.world.now_s + OFFSETS_S
         for sentence in behind:
             self._blame(sentence)
 

@@ -181,15 +181,17 @@ class Delivery:
             self._count(due.time_ms, topic, -1)
 
     def _hand_over(self, elsewhere: Elsewhere, due: DueSlot, portion: Portion) -> int:
-        """As `_deliver_all`, to another broker; one that rolls goes there with its time."""
+        """As `_deliver_all`, to another broker; one that rolls goes there with its time, which is the end of its tick
+        (TIMER_OUT_MS is the begin)."""
         found = [
             read_timer(self._reader, *place) for place in zip(portion.physical_offsets, portion.sizes, strict=True)
         ]
         sent = [
             (at, message) for at, message in enumerate(found) if message is not None and not _is_dropped(message, due)
         ]
+        rolls, tick_ms = TimerMagic.ROLL, self._wheel_time.precision_ms
         arrived = elsewhere.hand_over(
-            [(message, _out_ms(message) if portion.magics[at] & TimerMagic.ROLL else 0) for at, message in sent]
+            [(message, _out_ms(message) + tick_ms if portion.magics[at] & rolls else 0) for at, message in sent]
         )
         count = sent[arrived][0] if arrived < len(sent) else len(found)
         for message in found[:count]:

@@ -37,7 +37,7 @@ class WheelTime:
     def __init__(self, host: TimerHost, clock: StoreClock | None, precision_ms: int) -> None:
         self._config = host.config
         self._clock = clock
-        self._precision_ms = precision_ms
+        self.precision_ms = precision_ms
 
     def shift_ms(self, physical_offset: int) -> int:
         """Of a message."""
@@ -63,7 +63,7 @@ class WheelTime:
             self._clock.settled()
 
     def _whole_ticks_ms(self, ahead_ms: int) -> int:
-        return (ahead_ms + READ_MS) // self._precision_ms * self._precision_ms
+        return (ahead_ms + READ_MS) // self.precision_ms * self.precision_ms
 
 
 def resettle(
