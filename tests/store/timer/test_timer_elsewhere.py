@@ -9,6 +9,7 @@ import pytest
 
 from contrailmq.message import StoredMessage
 from contrailmq.store.timer import TimerCheckpoint, TimerStore
+from contrailmq.store.timer.admission import rolled_slot_time_ms
 from store.timer.test_timer_milliseconds import TICK_MS, go_to, mark, send_at
 from store.timer.test_timer_store import START_MS, Bench, FilesWithoutSync
 
@@ -155,7 +156,7 @@ def test_a_master_keeps_what_rolls_where_its_slave_may_have_it_in_a_later_slot(t
     send_at(master, 3100, 3200)
     mark(master, 3200)
     master.tick()
-    assert [slot.time_ms - TICK_MS for slot in master.timer.wheel.all_slots() if not slot.is_empty] == [1000]
+    assert [slot.time_ms - TICK_MS for slot in master.timer.wheel.all_slots() if not slot.is_empty] == [2000]
     master.timer.close(master.clock.now_ms())
     master.clock.set_wall(TICK_MS + 4000)
     master.timer = master.opened()
@@ -163,6 +164,38 @@ def test_a_master_keeps_what_rolls_where_its_slave_may_have_it_in_a_later_slot(t
     master.crash()
     master.run(4000)
     assert master.host.bodies() == ["3100"]
+
+
+@pytest.mark.parametrize("wait_ms", range(9_500, 14_500, 1000))
+@pytest.mark.parametrize("before_ms", [0, 1000, 3000])
+def test_a_slave_that_took_a_timer_in_later_keeps_it_when_it_is_made_the_master(
+    before_ms: int, wait_ms: int, tmp_path: Path
+) -> None:
+    """The master dies before the slot in which it was to roll."""
+    slot_ms = rolled_slot_time_ms(wait_ms // 1000 * 1000, 0, window_ms=9000, precision_ms=1000)
+    promoted_ms = slot_ms - before_ms
+    slave = Bench(tmp_path, broker_role="SLAVE", timer_roll_window_slot=9, timer_flush_interval_ms=86_400_000)
+    slave.clock.set_wall(TICK_MS)
+    send_at(slave, wait_ms)
+    slave.timer.follow(TimerCheckpoint(TICK_MS, 0, 1, 1))
+    go_to(slave, 1000)
+    slave.clock.set_wall(TICK_MS + promoted_ms)
+    slave.timer.follow(TimerCheckpoint(TICK_MS + promoted_ms, 0, 1, 1))
+    slave.timer.close(slave.clock.now_ms())
+    slave.host.config = slave.host.config.replaced(broker_role="ASYNC_MASTER")
+    slave.timer = slave.opened()
+    slave.run(16_000)
+    assert slave.host.bodies() == [str(wait_ms)]
+
+
+@pytest.mark.parametrize("slots", [3, 4, 5, 9, 100])
+def test_what_is_taken_in_later_rolls_no_earlier_and_its_last_leg_is_long_enough(slots: int) -> None:
+    window_ms, out_ms = slots * 1000, 10 * slots * 1000
+    before_ms = 0
+    for write_ms in range(0, out_ms - window_ms + 1, 1000):
+        slot_ms = rolled_slot_time_ms(out_ms, write_ms, window_ms=window_ms, precision_ms=1000)
+        assert max(before_ms, write_ms + 1000) <= slot_ms <= min(write_ms + window_ms, out_ms - slots // 3 * 1000)
+        before_ms = slot_ms
 
 
 def test_a_slave_that_is_behind_tells_a_master_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from contrailmq.store.config import StoreConfig
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
 
 PRECISIONS_MS: Final = (100, 200, 500, 1000)
-_ROLL_WINDOW_MIN: Final = 3  # slots; a third and a half of a window must be whole slots
+_ROLL_WINDOW_MIN: Final = 3  # slots; a third of a window must be a slot at least
 
 TIMER_REQUESTS: Final = (Property.TIMER_DELAY_SECONDS, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 
@@ -116,13 +116,13 @@ def slot_time_ms(deliver_ms: int, precision_ms: int) -> int:
 
 
 def rolled_slot_time_ms(out_ms: int, write_time_ms: int, *, window_ms: int, precision_ms: int) -> int:
-    """Where a message waits that is due beyond the window.
+    """Where a message waits that is due beyond the window: a window away, but a third of one before it is due at least.
 
-    One window away, or half of one when less than a third would be left after it: the last leg is then long enough for
-    a recall and for a broker that was down.
+    The last leg is then long enough for a recall and for a broker that was down. Apache's broker (TimerMessageStore.
+    doEnqueue) takes half a window where the last leg would be short. Then a slave, which takes a message in later than
+    its master, could have it in an earlier slot: what its master had not rolled yet counted there as rolled, and a
+    promotion lost it. Here a later write never gives an earlier slot.
     """
-    beyond_ms = out_ms - write_time_ms - window_ms
-    assert beyond_ms >= 0
-    slots = window_ms // precision_ms
-    leg = slots // 2 if beyond_ms < slots // 3 * precision_ms else slots
-    return write_time_ms + leg * precision_ms
+    assert out_ms - write_time_ms >= window_ms
+    third_ms = window_ms // precision_ms // 3 * precision_ms
+    return min(write_time_ms + window_ms, (out_ms - third_ms) // precision_ms * precision_ms)
