@@ -15,6 +15,7 @@ def record(
     queue_id: int = 0,
     properties: dict[str, str] | None = None,
     reconsume_times: int = 0,
+    born_time_ms: int = 1,
 ) -> bytes:
     return bytes(
         encode_record(
@@ -24,7 +25,7 @@ def record(
             properties=encode_properties(properties or {}),
             queue_offset=offset,
             physical_offset=offset * 100,
-            born_time_ms=1,
+            born_time_ms=born_time_ms,
             born_host=encode_host("127.0.0.1", 1),
             store_time_ms=2,
             store_host=encode_host("127.0.0.1", 10911),
@@ -40,6 +41,8 @@ def received(
     topic: str = "Orders",
     properties: dict[str, str] | None = None,
     reconsume_times: int = 0,
+    born_time_ms: int = 1,
 ) -> ReceivedMessage:
-    data = record(offset, body, topic=topic, properties=properties, reconsume_times=reconsume_times)
+    told = {"reconsume_times": reconsume_times, "born_time_ms": born_time_ms}
+    data = record(offset, body, topic=topic, properties=properties, **told)
     return decode_messages(data, broker_name="broker-a")[0]

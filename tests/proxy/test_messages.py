@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrailmq.client.records import ReceivedMessage, decode_messages
-from contrailmq.message import Property, encode_host
-from contrailmq.message.codec import encode_record
+from client.messages import received
+from contrailmq.client.records import ReceivedMessage
+from contrailmq.message import Property
 from contrailmq.proxy.messages import check_sent, delivered, ms_of, stored_properties
 from contrailmq.proxy.protocol import v2
 from contrailmq.proxy.statuses import Code, Refused
@@ -18,11 +18,12 @@ from how_many import examples
 from proxy.calling import message
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-NUMBERS = st.one_of(INT64.map(str), st.integers(0, 10**30).map(str), st.just("9" * 5000), st.text(max_size=8))
+TEXTS = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=8)
+NUMBERS = st.one_of(INT64.map(str), st.integers(0, 10**30).map(str), st.just("9" * 5000), TEXTS)
 PROPERTIES = st.dictionaries(
     st.one_of(
         st.sampled_from((Property.BORN_TIMESTAMP, Property.TIMER_DELIVER_MS, Property.PRIORITY, Property.SHARDING_KEY)),
-        st.text(min_size=1, max_size=4),
+        TEXTS,
     ),
     NUMBERS,
     max_size=5,
@@ -30,23 +31,7 @@ PROPERTIES = st.dictionaries(
 
 
 def stored(properties: dict[str, str], born_time_ms: int, reconsume_times: int) -> ReceivedMessage:
-    host = encode_host("127.0.0.1", 1)
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    record = encode_record(
-        "T",
-        b"body",
-        text.encode("utf-8", "surrogatepass"),
-        queue_id=0,
-        queue_offset=7,
-        physical_offset=0,
-        born_host=host,
-        store_host=host,
-        born_time_ms=born_time_ms,
-        store_time_ms=1,
-        reconsume_times=reconsume_times,
-    )
-    [found] = decode_messages(record)
-    return found
+    return received(7, properties=properties, born_time_ms=born_time_ms, reconsume_times=reconsume_times)
 
 
 @given(PROPERTIES, INT64, st.integers(-(2**31), 2**31 - 1))

@@ -32,7 +32,15 @@ from contrailmq.store.log.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, place_of
 from contrailmq.store.timer.due import DueSlot, Portion
 from contrailmq.store.timer.host import Elsewhere, TimerHost
 from contrailmq.store.timer.log import TimerMagic
-from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer, timer_copier
+from contrailmq.store.timer.records import (
+    OF_A_TIMER,
+    RecordReader,
+    due_copies,
+    is_recalled,
+    out_ms_of,
+    read_timer,
+    timer_copier,
+)
 from contrailmq.store.timer.wheel_time import WheelTime
 
 log = logging.getLogger("contrailmq.store.timer")
@@ -191,7 +199,7 @@ class Delivery:
         ]
         rolls, tick_ms = TimerMagic.ROLL, self._wheel_time.precision_ms
         arrived = elsewhere.hand_over(
-            [(message, _out_ms(message) + tick_ms if portion.magics[at] & rolls else 0) for at, message in sent]
+            [(message, out_ms_of(message) + tick_ms if portion.magics[at] & rolls else 0) for at, message in sent]
         )
         count = sent[arrived][0] if arrived < len(sent) else len(found)
         for message in found[:count]:
@@ -265,8 +273,7 @@ class Delivery:
             added[Property.TIMER_ROLL_TIMES] = str(rolls + 1)
             moved_ms = self._wheel_time.shifts_ms[0] - self._wheel_time.shift_ms(message.physical_offset)
             if moved_ms:  # the clock was set meanwhile: the copy is stored under another shift
-                out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, "")) or 0
-                added[Property.TIMER_OUT_MS] = str(out_ms + moved_ms)
+                added[Property.TIMER_OUT_MS] = str(out_ms_of(message) + moved_ms)
         status = self._put(message, properties | added, is_roll=is_roll)
         if status in _HOPELESS:
             status = self._put(message, properties, is_roll=is_roll)
@@ -349,7 +356,3 @@ def _is_dropped(message: StoredMessage, due: DueSlot) -> bool:
         and Property.TIMER_DELETE_UNIQUE_KEY not in properties
         and is_recalled(properties.get(Property.UNIQUE_KEY), properties.get(Property.REAL_TOPIC, ""), due.deleted_keys)
     )
-
-
-def _out_ms(message: StoredMessage) -> int:
-    return natural_number(message.properties.get(Property.TIMER_OUT_MS, "")) or 0

@@ -1,9 +1,9 @@
 """What a master puts when a slave has delivered in its place: of the slots that are over, what the slave has not done.
 
-That are the messages from a physical offset on, which never reached the slave: their time is over. And those that were
-to roll in these slots: a slave took them in later than the master did, so there they may be in a later slot, or not
-roll at all. They roll now. One that rolled at the slave too, and went to another group, comes twice: rather that than
-never. Marks of a slot recall messages of it.
+Those are the messages from a physical offset on, which never reached the slave: their time is over. And those that were
+to roll in these slots: the slave took them in later than the master did, so it may have them in a later slot, or in
+their last one. They roll now. One that rolled at the slave too, and went to another group, comes twice; otherwise one
+that did not would never come. A mark in a slot recalls messages of that slot.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from contrailmq.message import Property, StoredMessage, natural_number
+from contrailmq.message import Property, StoredMessage
 from contrailmq.store.timer.delivery import Delivery
 from contrailmq.store.timer.log import TimerLog, TimerUnit
-from contrailmq.store.timer.records import RecordReader, is_recalled, read_timer
+from contrailmq.store.timer.records import RecordReader, is_recalled, out_ms_of, read_timer
 from contrailmq.store.timer.wheel import Slot, TimerWheel
 from contrailmq.store.timer.wheel_time import WheelTime
 
@@ -40,8 +40,7 @@ def put_unknown(
     """
 
     def is_open(message: StoredMessage) -> bool:
-        out_ms = natural_number(message.properties.get(Property.TIMER_OUT_MS, "")) or 0
-        return out_ms - time.shift_ms(message.physical_offset) >= done_until_ms
+        return out_ms_of(message) - time.shift_ms(message.physical_offset) >= done_until_ms
 
     try:
         for slot in slots:

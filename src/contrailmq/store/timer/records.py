@@ -160,6 +160,11 @@ def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> S
     return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
 
+def out_ms_of(message: StoredMessage) -> int:
+    """The begin of the tick in which a timer message is due; 0 when it does not say."""
+    return natural_number(message.properties.get(Property.TIMER_OUT_MS, "")) or 0
+
+
 def timer_copier() -> Copier:
     """Of messages that never rolled: one that did has these properties, and they are replaced."""
     return Copier(SystemTopic.TIMER, unwanted=OF_A_TIMER)
