@@ -310,7 +310,7 @@ def pop(
     other: Other = None,
     rounds: Annotated[int, typer.Option(help="Rounds of each broker, alternating.", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="Length of a round.")] = 6.0,
-    messages: Annotated[int, typer.Option(help="In the topic; a round ends early without enough.", min=1)] = 100_000,
+    messages: Annotated[int, typer.Option(help="In the topic; more than a round takes.", min=1)] = 200_000,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
