@@ -64,11 +64,11 @@ screenshots: $(STAMP) ## The console's pictures for the documents, taken by its 
 	@CONTRAILMQ_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -p no:randomly tests/console/test_console_browser.py
 
 # One process more than there are cores, since some tests wait; the tests of a file stay together, in the order of
-# tests/conftest.py.
+# tests/conftest.py. A process that dies ends the run with a failure: with another in its place the run would never end.
 CORES   := $(shell nproc 2> /dev/null || echo 2)
 JOBS    ?= $(shell expr $(CORES) + 1)
 PYTEST  := $(BIN)/python -m pytest -q -p no:randomly
-AT_ONCE  = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+AT_ONCE  = -n $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 PLAIN   := CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain
 # The rooms with compiled modules.
 HOT     := tests/message tests/store tests/wire tests/broker
