@@ -94,8 +94,11 @@ SEEDS   ?= 10
 FIRST   ?= 1
 MINUTES ?= 10
 SAVE    ?=
-SIMULATE = PYTHONPATH=tests CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 $(BIN)/python -m simulation.runs --jobs $(CORES)
+# As many at once as there are cores, or as JOBS says.
+SIMULATE = PYTHONPATH=tests CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 $(BIN)/python -m simulation.runs \
+	--jobs $(if $(filter command environment,$(origin JOBS)),$(JOBS),$(CORES))
 simulate: $(STAMP) ## Whole clusters under faults on virtual time: SEEDS=10 seeds of MINUTES=10, added to the file SAVE
+	$(if $(SEED),$(error SEED=$(SEED) is not known here: FIRST=$(SEED) SEEDS=1 runs that seed))
 	@echo "==> simulation"
 	@$(SIMULATE) --first $(FIRST) --seeds $(SEEDS) --minutes $(MINUTES) $(if $(SAVE),--save $(SAVE) --resume)
 
