@@ -23,6 +23,7 @@ from contrailmq.metrics.settings import MetricsSettingError
 from contrailmq.namesrv import figures as namesrv_figures
 from contrailmq.testing import LocalCluster
 from metrics.scraping import get, label_names, scrape, value, values
+from waiting_for import until
 
 pytestmark = pytest.mark.servers
 ROOT = Path(__file__).parents[2]
@@ -204,3 +205,35 @@ def test_the_guide_lists_every_instrument_with_kind_unit_and_labels() -> None:
         for each in (*our.INSTRUMENTS, *namesrv_figures.INSTRUMENTS)
     }
     assert listed == expected
+
+
+def test_what_waits_is_said_by_the_master_and_by_its_slave_only_while_it_is_away() -> None:
+    """Boards add up what brokers say; a slave that follows has offsets of seconds ago, and all half messages ever."""
+    waiting = (
+        "rocketmq_consumer_lag_messages", "rocketmq_consumer_inflight_messages", "rocketmq_consumer_ready_messages",
+        "rocketmq_half_messages", "rocketmq_timing_messages", "contrailmq_delayed_messages",
+        "rocketmq_timer_dequeue_lag",
+    )  # fmt: skip
+    with LocalCluster(slaves=1, config=PROM) as cluster:
+        with Producer("P", namesrv=cluster.namesrv) as producer, Admin(namesrv=cluster.namesrv) as admin:
+            for number in range(4):
+                producer.send(Message("T", b"x"))
+                producer.send(Message("T", b"x", delay=3600.0 + number))
+                producer.send(Message("T", b"x", delay_level=18))
+            admin.create_group("offline")
+            for queue in admin.queues("T"):
+                admin.set_offset("offline", queue, 0)
+        send_transactions(cluster.namesrv)
+        master, slave = page_of(cluster), page_of(cluster, 1)
+
+        def shown(address: str) -> set[str]:
+            page = scrape(address)
+            return {name for name in waiting if values(page, name)}
+
+        until(lambda: shown(master) == set(waiting), seen=lambda: shown(master))
+        assert value(scrape(slave), "contrailmq_ha_following") == 1
+        assert shown(slave) == set()
+        until(lambda: len(cluster.broker(1).node.offsets), "the slave has the groups' offsets")
+        cluster.kill_broker(0)
+        until(lambda: waiting[0] in shown(slave), "it speaks for its master", seen=lambda: shown(slave))
+        assert "rocketmq_half_messages" not in shown(slave), "it has not looked which of them were ended"

@@ -73,7 +73,7 @@ class BrokerFigures:
 
     async def prepare(self) -> None:
         """Before each page: what takes several turns of the loop."""
-        if self._node.config.enable_lag_and_dlq_metrics:
+        if self._node.config.enable_lag_and_dlq_metrics and self._speaks_for_group():
             await self.survey.take(self._node.config.metrics_otel_cardinality_limit)
 
     def common_labels(self) -> dict[str, str]:
@@ -84,13 +84,29 @@ class BrokerFigures:
         """Every instrument with its source; a switch that is off leaves it without series."""
         sources = self._of_requests() | self._of_groups() | self._of_store() | self._of_timers() | self._of_ours()
         assert set(sources) == set(our.INSTRUMENTS)
-        return [Measured(instrument, self._switched(instrument, sources[instrument])) for instrument in our.INSTRUMENTS]
+        return [
+            Measured(instrument, self._switched(instrument, self._of_group(instrument, sources[instrument])))
+            for instrument in our.INSTRUMENTS
+        ]
+
+    def _of_group(self, instrument: Instrument, source: Callable[[], Series]) -> Callable[[], Series]:
+        if instrument not in our.OF_GROUP:
+            return source
+        return lambda: source() if self._speaks_for_group() else ()
 
     def _switched(self, instrument: Instrument, source: Callable[[], Series]) -> Callable[[], Series]:
         if not instrument.setting:
             return source
         config, field = self._node.config, keys()[instrument.setting]
         return lambda: source() if getattr(config, field) else ()
+
+    def _speaks_for_group(self) -> bool:
+        """Whether this broker's view of what waits is the newest of its group.
+
+        A slave that follows has its master's offsets from seconds ago. Boards add up what brokers say, so its master
+        alone says it, as long as it is there.
+        """
+        return not self._node.is_slave or self._node.duty is not Duty.FOLLOW or not self._is_following()
 
     # --- RocketMQ's
 
@@ -133,7 +149,7 @@ class BrokerFigures:
             ),
             our.COMMITS: lambda: _by_name(statistics.commits),
             our.ROLLBACKS: lambda: _by_name(statistics.rollbacks),
-            our.HALVES: lambda: _by_name(self._transactions.pending()),
+            our.HALVES: self._halves,
             our.FINISH_TIME: lambda: _spreads(statistics.finish_times, ()),
         }
 
@@ -176,6 +192,10 @@ class BrokerFigures:
             our.TIMERS_OUT: lambda: _on_disk(timers.timer.metrics.removed),
             our.DELAYS: lambda: _spreads(statistics.delays, _DISK),
         }
+
+    def _halves(self) -> Series:
+        """A slave that does not stand in looks at no ends: it would count every half message ever."""
+        return () if self._node.is_slave and self._node.duty is Duty.FOLLOW else _by_name(self._transactions.pending())
 
     def _watermarks(self) -> Series:
         node = self._node
@@ -284,8 +304,10 @@ class BrokerFigures:
         return _one(int(figures[key]) / divisor) if key in figures else ()
 
     def _following(self) -> Series:
-        figures = self.follow_figures() if self.follow_figures is not None else {}
-        return _one(int(figures["haIsFollowing"] == "true")) if figures else ()
+        return () if self.follow_figures is None else _one(int(self._is_following()))
+
+    def _is_following(self) -> bool:
+        return self.follow_figures is not None and self.follow_figures().get("haIsFollowing") == "true"
 
     def _role(self) -> Series:
         role = "slave" if self._node.is_slave else "master"

@@ -193,3 +193,11 @@ PAGE_TIME: Final = Instrument(
 )
 
 INSTRUMENTS: Final = tuple(value for value in globals().values() if isinstance(value, Instrument))
+
+# What waits in a group of brokers. Its master says it; a slave that follows does not, since boards add up (figures.py).
+OF_GROUP: Final = frozenset(
+    (
+        LAG_MESSAGES, LAG_LATENCY, INFLIGHT, QUEUEING_LATENCY, READY,
+        LEVELS, TIMERS, TIMER_DEQUEUE_LAG, TIMER_DEQUEUE_LATENCY,
+    )
+)  # fmt: skip
