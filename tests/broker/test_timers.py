@@ -14,6 +14,7 @@ import pytest
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles, send_fields
 from contrailmq.broker.delayed.timers import PORTION, STEP_MS, RecallHandle
+from contrailmq.broker.state.statistics import DELAY
 from contrailmq.message import StoredMessage, SystemTopic
 from contrailmq.store.base.clock import ManualClock
 from contrailmq.store.base.errors import StoreIOError
@@ -686,3 +687,18 @@ def test_apaches_timers_go_on_here(tmp_path: Path) -> None:
     assert keys == Counter(names)
     assert bench.timers.pending() == {}
     bench.close()
+
+
+def test_a_delivered_timer_counts_as_a_message_of_its_topic(timer_bench: TimerBench) -> None:
+    """As one of a delay level does: who looks at the topic sees what comes in, whichever way it was late."""
+    for number in range(3):
+        timer_bench.send("T", b"m", properties={"TIMER_DELAY_MS": "1000", "UNIQ_KEY": f"K{number}"})
+    statistics = timer_bench.node.statistics
+    assert ("T", DELAY) not in statistics.puts
+    timer_bench.run_ms(2000)
+    delivered = timer_bench.messages()
+    counted = statistics.puts["T", DELAY]
+    assert (counted.messages, counted.size_bytes) == (3, sum(message.size_bytes for message in delivered))
+    counter = statistics.find("TOPIC_PUT_NUMS", "T")
+    assert counter is not None
+    assert counter.value == 3

@@ -371,9 +371,8 @@ class DelayService:
     def _note(self, copies: Sequence[Copy]) -> None:
         self.delivered += len(copies)
         for topic in {copy.topic for copy in copies}:
-            sizes = [len(copy.head_and_body) + len(copy.properties) for copy in copies if copy.topic == topic]
-            overhead_bytes = len(topic.encode()) + 3
-            self._node.statistics.note_put(topic, len(sizes), sum(sizes) + overhead_bytes * len(sizes), DELAY)
+            sizes = [copy.record_bytes for copy in copies if copy.topic == topic]
+            self._node.statistics.note_put(topic, len(sizes), sum(sizes), DELAY)
 
     def _deliver_one(self, level: int, record: memoryview) -> bool:
         """One that did not go with the others; False when the store cannot take it now."""

@@ -29,6 +29,7 @@ from contrailmq.broker.requests.cold_reads import ColdReads
 from contrailmq.broker.requests.send import BORN_HOST, STATUS_CODES, refused_put
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.state.statistics import DELAY
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
 from contrailmq.store import (
@@ -416,6 +417,8 @@ class TimerService:
         self._standstill.is_over("they go on")
         if store.log_max_offset != end:
             self._node.after_append(wants_flush=self._config.is_sync_flush)
+        for topic, (count, size_bytes) in stats.take_puts().items():
+            self._node.statistics.note_put(topic, count, size_bytes, DELAY)
         pause_ms = self.timer.next_due_ms(now_ms) - now_ms
         if before != (stats.enqueued, stats.delivered):
             pause_ms = max(pause_ms, STEP_MS)

@@ -70,6 +70,11 @@ class Copy(NamedTuple):
     tags: str | None
     sys_flag: int
 
+    @property
+    def record_bytes(self) -> int:
+        """Of the new record, with the lengths of topic and properties."""
+        return len(self.head_and_body) + len(self.topic.encode()) + len(self.properties) + 3
+
 
 class BatchResult(NamedTuple):
     """What the log did with a batch: all or nothing. `queue_offset` is the first one, the others follow it."""

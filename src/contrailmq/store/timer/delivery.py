@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
@@ -64,6 +64,16 @@ class TimerStats:
     undeliverable: int = 0
     refused: int = 0  # puts that had to be tried again
     repeated_rolls: int = 0  # copies that an earlier crash had left of a message that rolls
+    puts: dict[str, tuple[int, int]] = field(default_factory=dict)  # see `take_puts`
+
+    def note_put(self, topic: str, size_bytes: int) -> None:
+        count, total_bytes = self.puts.get(topic, (0, 0))
+        self.puts[topic] = count + 1, total_bytes + size_bytes
+
+    def take_puts(self) -> dict[str, tuple[int, int]]:
+        """What was delivered into this store since the last call: messages and bytes of each topic."""
+        taken, self.puts = self.puts, {}
+        return taken
 
 
 class Delivery:
@@ -135,8 +145,7 @@ class Delivery:
             if copies:
                 misses = 0 if written else misses + 1
             if written:
-                self._stats.delivered += written
-                self.last_copy = place_of(copies[written - 1])
+                self._note_written(copies[:written])
                 for topic, count in Counter([copy[0] for copy in copies[:written]]).items():
                     self._count(due.time_ms, topic, -count)
                 due.done += written
@@ -147,6 +156,12 @@ class Delivery:
                 due.done += 1
                 at += 1
         return at
+
+    def _note_written(self, copies: Sequence[Copy]) -> None:
+        self._stats.delivered += len(copies)
+        self.last_copy = place_of(copies[-1])
+        for copy in copies:
+            self._stats.note_put(copy.topic, copy.record_bytes)
 
     def _copies(self, due: DueSlot, portion: Portion, begin: int, now_ms: int) -> list[Copy]:
         """The next messages of the portion, up to one that is not simply delivered."""
@@ -225,8 +240,7 @@ class Delivery:
         copies = due_copies(self._copier, reader, [unit[0] for unit in units], [unit[1] for unit in units], additions)
         written = self._store.append_copies(copies) if copies else 0
         if written:
-            self._stats.delivered += written
-            self.last_copy = place_of(copies[written - 1])
+            self._note_written(copies[:written])
             return written
         message = read_timer(reader, units[0][0], units[0][1])
         if message is None:
@@ -319,6 +333,8 @@ class Delivery:
         )
         if result.status.is_stored:
             self.last_copy = CopyPlace(result.physical_offset, result.store_time_ms)
+            if not is_roll:
+                self._stats.note_put(topic, result.size_bytes)
         return result.status
 
 
