@@ -264,6 +264,19 @@ def test_rates_come_from_samples() -> None:
     assert statistics.find("TOPIC_PUT_NUMS", "unknown") is None
 
 
+def test_what_the_broker_writes_for_itself_is_apart_from_what_people_send() -> None:
+    """POP alone puts three messages of its own for each that is taken."""
+    statistics = Statistics()
+    for topic in ("T", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_OP_HALF_TOPIC"):
+        statistics.note_put(topic, 2, 100)
+        statistics.note_get("g", topic, 3, 100)
+    assert (statistics.put.value, statistics.put_by_people.value) == (6, 2)
+    assert (statistics.get.value, statistics.get_by_people.value) == (9, 3)
+    statistics.tick(0, wall_ms=0)
+    statistics.tick(1, wall_ms=86_400_000)
+    assert statistics.put_by_people.this_morning == 2
+
+
 def test_idle_counters_are_dropped_and_a_new_day_notes_the_morning() -> None:
     statistics = Statistics()
     statistics.tick(0, wall_ms=0)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property
+from contrailmq.message import Property, is_system_topic
 
 _WINDOWS: Final = {"minute": (10_000, 7), "hour": (600_000, 7), "day": (3_600_000, 25)}  # period ms, notes kept
 IDLE_MS: Final = 2 * 3_600_000
@@ -163,14 +163,16 @@ class Statistics:
         self._counters: dict[tuple[str, str], Counter] = {}
         self.put = Total()
         self.put_bytes = Total()
+        self.put_by_people, self.get_by_people = Total(), Total()  # without topics of the system
+        self._of_system = Total()  # what the others have, which nobody asks for
         self.get = Total()
         self.get_bytes = Total()
         self.get_found = Total()
         self.get_missed = Total()
         self.put_failed = 0
         self._day = -1
-        self._put_by_topic: dict[str, tuple[Counter, Counter, list[PutSeries | None]]] = {}
-        self._get_by_group: dict[tuple[str, str], tuple[Counter, Counter, GetSeries]] = {}
+        self._put_by_topic: dict[str, tuple[Counter, Counter, Total, list[PutSeries | None]]] = {}
+        self._get_by_group: dict[tuple[str, str], tuple[Counter, Counter, Total, GetSeries]] = {}
         # For metrics. Topics bound the first; of the second, what is beyond COUNTERS_MAX shares one series.
         self.puts: dict[tuple[str, int], PutSeries] = {}  # by topic and kind
         self.gets: dict[tuple[str, str], GetSeries] = {}  # by group and topic
@@ -193,15 +195,17 @@ class Statistics:
         return self._counters.get((name, key))
 
     def note_put(self, topic: str, messages: int, size_bytes: int, kind: int = NORMAL) -> None:
-        """Hot path: two look-ups and ten additions."""
+        """Hot path: two look-ups and eleven additions."""
         self.put.value += messages
         self.put_bytes.value += size_bytes
         known = self._put_by_topic.get(topic)
         if known is None:
             no_series: list[PutSeries | None] = [None] * len(KINDS)
-            known = (self.counter("TOPIC_PUT_NUMS", topic), self.counter("TOPIC_PUT_SIZE", topic), no_series)
+            total = self._of_system if is_system_topic(topic) else self.put_by_people
+            known = (self.counter("TOPIC_PUT_NUMS", topic), self.counter("TOPIC_PUT_SIZE", topic), total, no_series)
             self._put_by_topic[topic] = known
-        numbers, sizes, by_kind = known
+        numbers, sizes, total, by_kind = known
+        total.value += messages
         numbers.value += messages
         numbers.operations += 1
         sizes.value += size_bytes
@@ -225,10 +229,12 @@ class Statistics:
             known = (
                 self.counter("GROUP_GET_NUMS", key),
                 self.counter("GROUP_GET_SIZE", key),
+                self._of_system if is_system_topic(topic) else self.get_by_people,
                 self._new_gets(group, topic),
             )
             self._get_by_group[group, topic] = known
-        numbers, sizes, series = known
+        numbers, sizes, total, series = known
+        total.value += messages
         numbers.value += messages
         numbers.operations += 1
         sizes.value += size_bytes
@@ -268,7 +274,8 @@ class Statistics:
         return " ".join(f"{float(found) + float(missed):.6g}" for found, missed in pairs)
 
     def totals(self) -> tuple[Total, ...]:
-        return (self.put, self.put_bytes, self.get, self.get_bytes, self.get_found, self.get_missed)
+        of_people = (self.put_by_people, self.get_by_people)
+        return (self.put, self.put_bytes, self.get, self.get_bytes, self.get_found, self.get_missed, *of_people)
 
     def tick(self, now_ms: int, *, wall_ms: int) -> None:
         """Called every 10 s: takes the samples that are due, turns the day, drops idle counters.
