@@ -132,6 +132,7 @@ def test_creating_a_group_that_exists_fails_and_an_update_changes_only_what_is_g
     for config in configs.values():
         assert (config.retry_max_times, config.consume_message_orderly, config.consume_enable) == (3, True, False)
     assert "nothing to change" in run(cluster, "group", "update", name, code=2)
+    assert "is not in the range x>=0" in run(cluster, "group", "update", name, "--retries", "-7", code=2)
     assert "group Nobody does not exist" in run(cluster, "group", "update", "Nobody", "--retries", "1", code=1)
 
 

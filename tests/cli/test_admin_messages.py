@@ -239,3 +239,4 @@ def test_producers_are_listed_by_group(cluster: LocalCluster, topic: str) -> Non
         rows = ask()
     assert [(row["group"], row["language"]) for row in rows] == [(f"{topic}-senders", "PYTHON")]
     assert rows[0]["last_seen_ms"] > 1_700_000_000_000
+    assert rows[0]["address"].startswith("127.0.0.1:"), "without Java's slash, as everywhere"

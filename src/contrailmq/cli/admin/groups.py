@@ -29,7 +29,7 @@ from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 if TYPE_CHECKING:
     from contrailmq import Admin
 
-Retries = Annotated[int | None, typer.Option("--retries", help="tries before a message is a dead letter")]
+Retries = Annotated[int | None, typer.Option("--retries", min=0, help="tries before a message is a dead letter")]
 Consume = Annotated[bool | None, typer.Option("--consume/--no-consume", help="whether the group may consume")]
 Orderly = Annotated[bool | None, typer.Option("--orderly/--no-orderly", help="whether it consumes in order")]
 Broadcast = Annotated[bool | None, typer.Option("--broadcast/--no-broadcast", help="whether it may broadcast")]

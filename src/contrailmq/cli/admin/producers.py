@@ -21,7 +21,14 @@ def producers(
     """Producers that are connected to brokers. Brokers do not say which topics they send to."""
     found = ask(namesrv, lambda admin: admin.all_producers(broker=broker))
     rows = [
-        (name, item.client_id, item.remote_ip, item.language, Release(item.version), Moment(item.last_update_timestamp))
+        (
+            name,
+            item.client_id,
+            item.remote_ip.removeprefix("/"),  # as Java prints an address
+            item.language,
+            Release(item.version),
+            Moment(item.last_update_timestamp),
+        )
         for name, members in found.items()
         if group in (None, name)
         for item in members
