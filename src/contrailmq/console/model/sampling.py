@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -56,6 +56,7 @@ class Overview:
 
     brokers: list[BrokerSample] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()  # of the last hour's brokers: nobody but them knows their topics and groups
     error: str = ""
     time_ms: int = 0
     group_count: int | None = None
@@ -121,35 +122,33 @@ class Sampler:
             places = await self._asking.places()
             seen = await self._asking.of_each(places, self._sample_of)
         except ContrailError as exc:
-            self.overview = Overview(
-                old.brokers, old.notes, str(exc), old.time_ms, old.group_count, old.backlog, old.backlog_ms
-            )
+            self.overview = replace(old, error=str(exc))
             return
         finally:
             self.first.set()
         samples = list(seen.value.values())
         self._samples = {sample.place.address: sample for sample in samples}
         now_ms = time.time_ns() // 1_000_000
-        notes = (*seen.notes, *self._gone(places, now_ms))
-        new = Overview(samples, notes, "", now_ms, self.overview.group_count)
-        new.backlog, new.backlog_ms = self.overview.backlog, self.overview.backlog_ms
-        self.overview = new
+        new = self.overview = replace(
+            self.overview, brokers=samples, notes=seen.notes, gone=self._gone(places, now_ms), error="", time_ms=now_ms
+        )
         self.put_rate.add(now_ms, new.put_per_s)
         self.get_rate.add(now_ms, new.get_per_s)
         masters = [sample.figures for sample in samples if sample.place.broker_id == MASTER_ID]
         _add_slowest(self.put_latency_99, now_ms, [figures.put_latency_99_ms for figures in masters])
         _add_slowest(self.put_latency_999, now_ms, [figures.put_latency_999_ms for figures in masters])
 
-    def _gone(self, places: list[BrokerPlace], now_ms: int) -> list[str]:
+    def _gone(self, places: list[BrokerPlace], now_ms: int) -> tuple[str, ...]:
         """A NameServer forgets a broker that ends: who looks later must learn that there was one."""
         self._known = {place: at for place, at in self._known.items() if at > now_ms - KEPT_MS}
         self._known |= dict.fromkeys(places, now_ms)
         here = set(places)
-        return [
-            f"{place.label} at {place.address} is no longer registered, since about {_clock(at)}: is it down?"
+        return tuple(
+            f"{place.label} at {place.address} is no longer registered, since about {_clock(at)}: is it down? "
+            "What it alone has is not shown"
             for place, at in sorted(self._known.items())
             if place not in here
-        ]
+        )
 
     async def _sample_of(self, place: BrokerPlace) -> BrokerSample:
         table = await self._asking.broker_stats(place.address)

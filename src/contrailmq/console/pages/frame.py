@@ -9,6 +9,7 @@ from typing import Final
 from nicegui import ui
 
 from contrailmq.console.model.console_model import ConsoleModel
+from contrailmq.console.pages.parts import show_notes
 
 PAGES: Final = (
     ("/", "Overview", "dashboard"),
@@ -44,7 +45,6 @@ body.body--dark { --console-link: #8ab8f5; }
 @contextmanager
 def frame(model: ConsoleModel, title: str, path: str, *, has_login: bool = False) -> Iterator[None]:
     """A page of the console; `path` is its place in the menu."""
-    model.sampler.looked_at()
     ui.page_title(f"{title} · ContrailMQ")
     ui.add_css(LOOK)
     ui.colors(primary="#1f4e79", negative="#b3261e", positive="#1b6e3c", warning="#b26a00")
@@ -67,9 +67,28 @@ def frame(model: ConsoleModel, title: str, path: str, *, has_login: bool = False
                 ui.button(icon="logout").props('flat round color=white type=submit aria-label="Log out"')
     with ui.column().classes("full-width q-gutter-y-sm") as content:
         ui.label(title).classes("text-h5 console-break").props("role=heading aria-level=1")
+        gone = _Gone(model)
         yield
     ui.skip_link("Skip to the content", target=content)
-    ui.timer(5.0, model.sampler.looked_at)  # last: a timer waits for the browser, and NiceGUI sends what is there then
+    ui.timer(2.0, gone.refresh)  # last: a timer waits for the browser, and NiceGUI sends what is there then
+
+
+class _Gone:
+    """Brokers that went away, on every page: what they alone have looks deleted everywhere."""
+
+    def __init__(self, model: ConsoleModel) -> None:
+        self._sampler = model.sampler
+        self._shown: tuple[str, ...] = ()
+        self._notes = ui.column().classes("full-width")
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._sampler.looked_at()
+        if self._sampler.overview.gone != self._shown:
+            self._shown = self._sampler.overview.gone
+            self._notes.clear()
+            with self._notes:
+                show_notes(self._shown)
 
 
 def _drawer() -> ui.element:

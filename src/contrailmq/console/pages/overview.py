@@ -8,7 +8,7 @@ from nicegui import ui
 
 from contrailmq.console.model.asking import MASTER_ID
 from contrailmq.console.model.console_model import ConsoleModel
-from contrailmq.console.model.sampling import BrokerSample
+from contrailmq.console.model.sampling import BrokerSample, Overview
 from contrailmq.console.model.series import Series
 from contrailmq.console.pages.parts import Row, column, heading, plain_table, show_error, show_notes
 from contrailmq.console.pages.words import moment, number, per_second, size
@@ -52,7 +52,7 @@ class OverviewPage:
         sampler = self._model.sampler
         sampler.looked_at()
         overview = sampler.overview
-        self._show_notes(overview.error, overview.notes)
+        self._show_notes(overview.error, overview.notes)  # brokers that are gone: on every page, see frame.py
         self._put.text, self._get.text = per_second(overview.put_per_s), per_second(overview.get_per_s)
         self._backlog.text = "counting" if overview.backlog is None else number(overview.backlog)
         self._brokers.text = str(len(overview.brokers))
@@ -60,7 +60,7 @@ class OverviewPage:
         draw(self._latency, (sampler.put_latency_99, sampler.put_latency_999))
         draw(self._lag, (sampler.backlog,))
         self._table.rows = [{"_key": index, **row_of(sample)} for index, sample in enumerate(overview.brokers)]
-        self._stamp.text = f"as of {moment(overview.time_ms)}" if overview.time_ms else "not asked yet"
+        self._stamp.text = stamp(overview)
 
     def _show_notes(self, error: str, notes: tuple[str, ...]) -> None:
         said = (error, *notes)
@@ -72,6 +72,14 @@ class OverviewPage:
             if error:
                 show_error(error)
             show_notes(notes)
+
+
+def stamp(overview: Overview) -> str:
+    """Many groups take long to go through: their backlog may be much older than the rest."""
+    if not overview.time_ms:
+        return "not asked yet"
+    counted = f", the backlog as of {moment(overview.backlog_ms)}" if overview.backlog is not None else ""
+    return f"as of {moment(overview.time_ms)}{counted}"
 
 
 def row_of(sample: BrokerSample) -> Row:
