@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from contrailmq.console.model.asking import MASTER_ID, Asking, BrokerPlace, Seen
-from contrailmq.message import ContrailError, MessageQueue, Property, SystemTopic
+from contrailmq.message import ContrailError, MessageQueue, Property, SystemTopic, is_system_topic
 from contrailmq.wire.codes import RequestCode
 
 HALVES_LOOKED_AT_MAX: Final = 2000  # of one broker, from the oldest on
@@ -36,7 +36,7 @@ class HalfRow:
     message_id: str
     broker: str
     queue_offset: int
-    store_time_ms: int
+    born_time_ms: int  # it is stored anew each time that its producer is asked
     checked: int  # how often the producer was asked
     producer_group: str
 
@@ -72,7 +72,7 @@ class Pending:
         notes = dict.fromkeys((*timers.notes, *delayed.notes, *halves.notes))
         value = PendingSeen(
             sorted(waiting, key=lambda row: (row.kind, row.of, row.broker)),
-            sorted(open_ones, key=lambda row: row.store_time_ms),
+            sorted(open_ones, key=lambda row: row.born_time_ms),
             any(is_cut for _, is_cut in halves.value.values()),
         )
         return Seen(value, tuple(notes))
@@ -83,7 +83,11 @@ class Pending:
             counts = msgspec.json.decode(answer.body, type=_TimerMetrics).timing_count
         except msgspec.DecodeError as exc:
             raise ContrailError(f"what it says of its timers cannot be read: {exc}") from exc
-        return [WaitingRow("timer", topic, place.name, item.count) for topic, item in counts.items() if item.count > 0]
+        return [
+            WaitingRow("timer", topic, place.name, item.count)
+            for topic, item in counts.items()
+            if item.count > 0 and not is_system_topic(topic)  # such as POP's own: one for each message handed out
+        ]
 
     async def _delayed_on(self, place: BrokerPlace) -> list[WaitingRow]:
         figures = await self._asking.broker_stats(place.address)
@@ -113,7 +117,7 @@ class Pending:
                 message_id=half.message_id,
                 broker=place.name,
                 queue_offset=half.queue_offset,
-                store_time_ms=half.store_time_ms,
+                born_time_ms=half.born_time_ms,
                 checked=_number(half.properties.get(Property.TRANSACTION_CHECK_TIMES, "0")),
                 producer_group=half.properties.get(Property.PRODUCER_GROUP, ""),
             )
