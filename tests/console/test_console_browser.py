@@ -496,6 +496,19 @@ def test_dead_letters_are_exported_as_json_lines_and_as_parquet(console: str, cl
         assert dlq_topic("refusing") in admin.topics()
 
 
+def test_letters_say_which_topic_they_were_sent_to(page: Any, console: str) -> None:
+    page.goto(f"{console}/letters?group=refusing")
+    page.get_by_role("row").filter(has_text="r-3").get_by_text("Refused", exact=True).wait_for()
+
+
+def test_the_address_of_a_page_that_makes_no_sense_is_answered_with_a_sentence(page: Any, console: str) -> None:
+    connection = http.client.HTTPConnection(console.removeprefix("http://"))
+    connection.request("GET", "/message?topic=Orders&broker=broker-0&queue=abc&offset=1")
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (400, b"queue: 'abc' is not a whole number")
+    connection.close()
+
+
 def test_a_setting_is_changed_and_what_the_broker_refuses_is_said(
     page: Any, console: str, cluster: LocalCluster
 ) -> None:
@@ -591,6 +604,32 @@ def test_a_cluster_that_is_away_is_said_with_its_address(browser: Any, cluster: 
         page.close()
     finally:
         assert end(process) == 0
+
+
+def test_every_page_says_that_a_broker_is_gone_and_takes_it_back_when_it_is_here_again(browser: Any) -> None:
+    """Its topics and groups are in no list then: without a note they look deleted."""
+    with LocalCluster() as running:
+        with Admin(namesrv=running.namesrv) as admin:
+            admin.create_topic("Orders", queues=1)
+        process = start(running)
+        try:
+            console = url_of(process)
+            pages = {path: browser.new_page() for path in ("/", "/topics", "/topic?name=Orders", "/letters")}
+            for path, page in pages.items():
+                page.goto(console + path)
+                page.get_by_role("heading", level=1).wait_for(timeout=LIMIT_S * 1000)
+            running.kill_broker()
+            said = f"broker-0 at {running.broker_addresses[0]} is no longer registered"
+            for path, page in pages.items():
+                page.get_by_role("status").get_by_text(said).wait_for(timeout=LIMIT_S * 1000)
+                page.goto(console + path)
+                page.get_by_role("status").get_by_text(said).wait_for(timeout=LIMIT_S * 1000)
+            running.restart_broker()
+            for page in pages.values():
+                page.get_by_role("status").get_by_text(said).wait_for(state="hidden", timeout=LIMIT_S * 1000)
+                page.close()
+        finally:
+            assert end(process) == 0
 
 
 def keep(page: Any, name: str) -> None:

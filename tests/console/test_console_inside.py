@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from contrailmq import Admin, Message, Producer, TransactionProducer, TransactionState
+from contrailmq import Admin, Message, Producer, SimpleConsumer, TransactionProducer, TransactionState
 from contrailmq.cli import _command
 from contrailmq.cli.console import _archive_reader
 from contrailmq.console.model.console_model import ConsoleModel
@@ -67,6 +67,72 @@ def test_open_half_messages_timers_and_delayed_ones_are_seen_and_ended_ones_are_
             return halves == is_open and waiting == {("timer", "Waits"): 1, ("delay level", "18"): 1}
 
         until(lambda: ask(cluster.namesrv, seen), "two open transactions, a timer and a delayed message")
+
+
+def test_an_open_half_message_is_as_old_as_its_first_sending() -> None:
+    """The broker stores it anew each time that it asks the producer: its store time is always young."""
+    quick = {"transactionTimeOut": "300", "transactionCheckInterval": "100"}
+    with (
+        LocalCluster(config=quick) as running,
+        TransactionProducer(
+            "deciding",
+            namesrv=running.namesrv,
+            execute=lambda message, arg: TransactionState.UNKNOWN,
+            check=lambda message: TransactionState.UNKNOWN,
+        ) as transactions,
+    ):
+        transactions.send_in_transaction(Message("Waits", b"open"), None)
+        sent_ms = time.time_ns() // 1_000_000
+
+        async def ages(model: ConsoleModel) -> list[tuple[bool, int]]:
+            halves = (await model.pending.seen()).value.halves
+            return [(half.checked >= 3, half.born_time_ms) for half in halves]
+
+        until(lambda: any(is_asked for is_asked, _ in ask(running.namesrv, ages)), "it was asked for three times")
+        assert all(born_ms <= sent_ms for _, born_ms in ask(running.namesrv, ages))
+
+
+def test_timers_of_the_brokers_themselves_are_not_shown(cluster: LocalCluster) -> None:
+    """POP keeps one for each message that it hands out, acknowledged or not."""
+    with Producer("popped", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Popped", b"one"))
+    with (
+        SimpleConsumer("popping", namesrv=cluster.namesrv) as consumer,
+        Admin(namesrv=cluster.namesrv) as admin,
+    ):
+        consumer.subscribe("Popped")
+        until(lambda: len(consumer.receive(invisible_duration=60)), "it is handed out")
+        addresses = cluster.broker_addresses
+
+        def kept() -> list[str]:
+            return [key for address in addresses for key in admin.broker_stats(address) if "REVIVE_LOG" in key]
+
+        until(kept, "a timer of POP waits")
+
+        async def waiting(model: ConsoleModel) -> list[str]:
+            return [row.of for row in (await model.pending.seen()).value.waiting]
+
+        assert not [of for of in ask(cluster.namesrv, waiting) if "REVIVE_LOG" in of]
+
+
+def test_a_message_is_not_sent_to_a_topic_that_somebody_deleted(cluster: LocalCluster) -> None:
+    """Where brokers create topics by themselves, a page that is still open would bring it back, with other queues."""
+    with Admin(namesrv=cluster.namesrv) as admin:
+
+        async def send(model: ConsoleModel) -> None:
+            await model.topics.send("Deleted", b"late")
+
+        with pytest.raises(ContrailError, match="Deleted"):
+            ask(cluster.namesrv, send)
+        assert "Deleted" not in admin.topics()
+
+
+def test_the_letters_of_a_group_that_does_not_exist_are_an_error(cluster: LocalCluster) -> None:
+    async def page(model: ConsoleModel) -> None:
+        await model.letters.page("mistyped")
+
+    with pytest.raises(ContrailError, match="group mistyped does not exist"):
+        ask(cluster.namesrv, page)
 
 
 def test_settings_have_meanings_and_show_where_brokers_differ(cluster: LocalCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -11,11 +12,13 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
+from typer.testing import CliRunner
 
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer
+from contrailmq.cli import app
 from contrailmq.console.model.console_model import ConsoleModel
 from contrailmq.console.model.topics import TopicKind
-from contrailmq.message import ContrailError, MessageQueue
+from contrailmq.message import ContrailError, MessageQueue, retry_topic
 from contrailmq.testing import LocalCluster
 from contrailmq.testing.members import ProcessMember
 from waiting_for import until
@@ -310,7 +313,7 @@ def test_a_broker_that_hangs_leaves_a_note_beside_what_the_other_says_and_one_th
             await asyncio.to_thread(until, is_forgotten, "the NameServer forgets the broker")
             model.asking.forget_places()
             await model.sampler.sample()
-            (note,) = model.sampler.overview.notes
+            (note,) = model.sampler.overview.gone
             assert note.startswith(f"broker-1 at {address} is no longer registered, since about ")
 
         ask(broken.namesrv, question, request_timeout_s=4.0)
@@ -331,3 +334,20 @@ def test_pull_consumers_that_stopped_leave_their_lag_behind(cluster: LocalCluste
         return found.lag, found.member_count
 
     until(lambda: ask(cluster.namesrv, row) == (2, 0), "its lag without members")
+
+
+def test_a_groups_own_retry_topic_is_not_one_of_the_topics_that_it_consumes(cluster: LocalCluster) -> None:
+    filled(cluster, "Retried", 1, queues=1)
+    with member(cluster, "retrying", "Retried", "*"), Admin(namesrv=cluster.namesrv) as admin:
+        topics = {retry_topic("retrying"), "Retried"}
+        until(lambda: {row.queue.topic for row in admin.progress("retrying")} == topics, "it has offsets in both")
+
+        async def row(model: ConsoleModel) -> int:
+            (found,) = (await model.groups.page(search="retrying")).value.rows
+            return found.topic_count
+
+        assert ask(cluster.namesrv, row) == 1
+        listed = CliRunner().invoke(app, ["admin", "group", "list", "--json", "-n", cluster.namesrv])
+        assert {"group": "retrying", "topics": 1} in [
+            {name: row[name] for name in ("group", "topics")} for row in json.loads(listed.output)
+        ]

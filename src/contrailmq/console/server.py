@@ -20,8 +20,9 @@ from contrailmq.console import light_imports  # noqa: F401  first: it says what 
 # isort: split
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from nicegui import ui
+from nicegui import app, ui
 
 from contrailmq.console.exporting import file_name, has_parquet, json_lines, parquet
 from contrailmq.console.guard import Guard
@@ -201,8 +202,16 @@ def register_pages(model: ConsoleModel, *, has_login: bool) -> None:
     shows = {"/": overview, "/topics": topics, "/topic": topic, "/groups": groups, "/group": group}
     shows |= {"/messages": messages, "/message": message, "/letters": letters}
     shows |= {"/pending": pending, "/cluster": cluster, "/pipeline": pipeline}
+    app.add_exception_handler(RequestValidationError, _unreadable)
     for path, show in shows.items():
         ui.page(path, response_timeout=ANSWER_S)(show)
+
+
+async def _unreadable(_: object, exc: Exception) -> Response:
+    """A page's address that somebody wrote by hand. Its numbers are all that can be wrong."""
+    assert isinstance(exc, RequestValidationError)
+    faults = [f"{fault['loc'][-1]}: {fault.get('input')!r} is not a whole number" for fault in exc.errors()]
+    return Response("\n".join(faults), 400, media_type="text/plain")
 
 
 def export_of(model: ConsoleModel) -> Any:

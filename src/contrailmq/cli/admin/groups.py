@@ -23,7 +23,7 @@ from contrailmq.cli.admin.asking import (
 )
 from contrailmq.cli.admin.output import Moment, Release, counted, done, show
 from contrailmq.cli.admin.watching import watched
-from contrailmq.message import ContrailError, is_system_group
+from contrailmq.message import ContrailError, is_system_group, retry_topic
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def group_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json 
             if with_system or not is_system_group(group):
                 progress = admin.progress(group)
                 lag = sum(row.lag for row in progress) if progress else None
-                rows.append((group, len({row.queue.topic for row in progress}), lag))
+                rows.append((group, len({row.queue.topic for row in progress} - {retry_topic(group)}), lag))
         return rows
 
     show(ask(namesrv, groups), ("group", "topics", "lag"), as_json=as_json)

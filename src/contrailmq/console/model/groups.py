@@ -32,7 +32,7 @@ class GroupRow:
     name: str
     brokers: tuple[str, ...]
     lag: int | None = None  # None: not asked, or nothing consumed yet
-    topic_count: int = 0
+    topic_count: int = 0  # without its own retry topic
     member_count: int = 0
     model: str = ""
 
@@ -106,7 +106,7 @@ class Groups:
             seen = await self._list.get()
         progress, connection = await asyncio.gather(self._asking.progress_seen(group), self._connection(group))
         if group not in seen.value and not progress.value and connection.value is None:
-            raise ContrailError(f"group {group} does not exist: look for its name in the list of groups")
+            raise no_such_group(group)
         members, dead = await asyncio.gather(
             self._members(group, connection.value),
             self._count(dlq_topic(group)),
@@ -184,7 +184,7 @@ class Groups:
             name=group,
             brokers=tuple(sorted(configs)),
             lag=sum(item.lag for item in progress.value) if progress.value else None,
-            topic_count=len({item.queue.topic for item in progress.value}),
+            topic_count=len({item.queue.topic for item in progress.value} - {retry_topic(group)}),
             member_count=len(found.connection_set) if found else 0,
             model=str(found.message_model).lower() if found else "",
         )
@@ -270,3 +270,7 @@ def expression(data: SubscriptionData) -> str:
 def _usual(said: list[dict[str, str]]) -> dict[str, str]:
     """What most members subscribe to."""
     return max(said, key=said.count) if said else {}
+
+
+def no_such_group(group: str) -> ContrailError:
+    return ContrailError(f"group {group} does not exist: look for its name in the list of groups")

@@ -8,6 +8,7 @@ from typing import Final
 
 from contrailmq.client import LetterChoice
 from contrailmq.console.model.asking import Asking, Seen
+from contrailmq.console.model.groups import no_such_group
 from contrailmq.console.model.messages import MessageRow, row_of
 from contrailmq.console.model.paging import ROWS, Page
 from contrailmq.console.model.topics import TopicKind, Topics
@@ -54,6 +55,8 @@ class Letters:
     async def page(self, group: str, *, number: int = 1, size: int = ROWS) -> Page[MessageRow]:
         """The newest of each queue first."""
         spans = await self._spans(group)
+        if not spans and group not in await self._asking.groups():  # letters outlive their group
+            raise no_such_group(group)
         total = sum(end - begin for _, begin, end in spans)
         number = max(1, min(number, max(1, -(-total // size))))
         skip, rows = (number - 1) * size, list[MessageRow]()

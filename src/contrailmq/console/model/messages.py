@@ -45,6 +45,7 @@ class MessageRow:
     tags: str
     keys: str
     reconsume_times: int = 0
+    sent_to: str = ""  # of a retry or a dead letter: the topic that it was sent to
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +244,7 @@ def row_of(message: StoredMessage, queue: MessageQueue) -> MessageRow:
         tags=message.tags or "",
         keys=" ".join(message.keys),
         reconsume_times=message.reconsume_times,
+        sent_to=message.properties.get(Property.RETRY_TOPIC, ""),
     )
 
 

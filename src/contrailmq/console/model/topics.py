@@ -171,6 +171,7 @@ class Topics:
 
     async def send_message(self, message: Message) -> SendResult:
         self._asking.require_writing()
+        await self._asking.route(message.topic)  # somebody may have deleted it: a send would create it again
         async with Producer(SENDER_GROUP, namesrv=self._asking.options.namesrv, **self._settings) as producer:  # type: ignore[arg-type]
             return await producer.send(message)
 
@@ -215,7 +216,7 @@ class Topics:
     async def _producers_on(self, place: BrokerPlace) -> list[ProducerRow]:
         answer = await self._asking.ask_place(place, RequestCode.GET_ALL_PRODUCER_INFO)
         return [
-            ProducerRow(group, item.client_id, item.remote_ip, item.language, item.version)
+            ProducerRow(group, item.client_id, item.remote_ip.removeprefix("/"), item.language, item.version)
             for group, items in decode_body(answer.body, ProducerTable).data.items()
             for item in items
         ]

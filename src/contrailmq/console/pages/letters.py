@@ -13,6 +13,8 @@ from contrailmq.console.pages.parts import PagedTable, Row, asked, column, confi
 from contrailmq.console.pages.words import number
 from contrailmq.message import ContrailError
 
+_COLUMNS = [COLUMNS[0], column("topic", "Topic"), *COLUMNS[1:]]
+
 
 class LetterGroupsPage:
     def __init__(self, model: ConsoleModel) -> None:
@@ -53,7 +55,7 @@ class LettersPage:
         self._bar = ui.linear_progress(0.0, show_value=False).props('aria-label="Progress of the resend"')
         self._bar.set_visibility(False)
         self._said = ui.label("").props("role=status")
-        self._table = PagedTable(COLUMNS, self._load, "Dead letters", selection="multiple")
+        self._table = PagedTable(_COLUMNS, self._load, "Dead letters", selection="multiple")
         self._table.table.add_slot("body-cell-place", PLACE)
         await asked(self._table.show(1))
 

@@ -136,6 +136,7 @@ def fields_of(row: MessageRow) -> Row:
     return {
         "place": row.message_id,
         "link": link,
+        "topic": row.sent_to,
         "time": moment(row.store_time_ms),
         "tags": row.tags,
         "keys": row.keys,
