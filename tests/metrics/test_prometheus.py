@@ -130,10 +130,21 @@ class Prometheus:
 def cluster(path: Path) -> Iterator[Cluster]:
     """NameServer, master and slave as processes of their own, with pages on free ports."""
     grpc_port = free_port()
-    flags = ("--slaves", "1", "--namesrv-port", "0", "--broker-port", "0", "--grpc-port", str(grpc_port))
+    flags = (
+        "--slaves",
+        "1",
+        "--namesrv-port",
+        "0",
+        "--broker-port",
+        "0",
+        "--grpc-port",
+        str(grpc_port),
+        "--no-console",
+    )
+    patient = ("--set", "transactionCheckMax=1000")  # or half messages are given up after seven minutes
     with (path / "errors").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "contrailmq", "up", "--no-console", "--store", str(path / "store"), *flags],
+            [sys.executable, "-m", "contrailmq", "up", "--store", str(path / "store"), *flags, *patient],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -75,6 +75,7 @@ class ConsoleServer:
         application = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
         application.add_api_route("/export/letters", export_of(self.model), response_model=None)
         register_pages(self.model, has_login=options.password is not None)
+        app.add_exception_handler(RequestValidationError, _unreadable)
         ui.run_with(
             application,
             title="ContrailMQ",
@@ -202,7 +203,6 @@ def register_pages(model: ConsoleModel, *, has_login: bool) -> None:
     shows = {"/": overview, "/topics": topics, "/topic": topic, "/groups": groups, "/group": group}
     shows |= {"/messages": messages, "/message": message, "/letters": letters}
     shows |= {"/pending": pending, "/cluster": cluster, "/pipeline": pipeline}
-    app.add_exception_handler(RequestValidationError, _unreadable)
     for path, show in shows.items():
         ui.page(path, response_timeout=ANSWER_S)(show)
 
