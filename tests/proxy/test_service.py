@@ -13,7 +13,6 @@ from contrailmq import Admin, Producer
 from contrailmq.client.transport.routes import QueueGroup
 from contrailmq.message import Message
 from contrailmq.proxy.protocol import v2
-from contrailmq.proxy.server import _streamed
 from contrailmq.proxy.service import permissions
 from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
@@ -216,18 +215,3 @@ def test_a_name_server_that_is_away_is_said_and_ends_calls_and_not_the_proxy(cap
         assert any("no NameServer of 127.0.0.1:1 answers" in line for line in caplog.messages)
 
     asyncio.run(asyncio.wait_for(main(), 120))
-
-
-def test_a_stream_that_breaks_under_a_write_is_left_to_grpcio(caplog: pytest.LogCaptureFixture) -> None:
-    """That is no error of ours."""
-
-    class Broken:
-        async def write(self, answer: object) -> None:
-            raise grpc.aio.InternalError("the client is gone")
-
-    async def call(request: object, context: Any) -> None:
-        await context.write(v2.ReceiveMessageResponse())
-
-    with pytest.raises(grpc.aio.InternalError):
-        asyncio.run(_streamed(call, v2.ReceiveMessageResponse)(v2.ReceiveMessageRequest(), Broken()))
-    assert not caplog.messages

@@ -17,7 +17,7 @@ import typer
 
 from contrailmq.message import ContrailError
 from contrailmq.wire.properties import SettingsError
-from contrailmq.wire.tls import ServerFiles, client_tls, server_files, server_tls
+from contrailmq.wire.tls import client_tls, server_tls
 
 if TYPE_CHECKING:
     from contrailmq.broker import BrokerServer
@@ -32,7 +32,10 @@ PORT_MAX: Final = 65_535
 
 def is_installed() -> bool:
     """Whether the extra is there; looking does not load it."""
-    return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
+    try:
+        return importlib.util.find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:  # there is no `google` at all
+        return False
 
 
 def grpc_port_of_up(
@@ -139,12 +142,9 @@ class GrpcBeside:
             instance_name=f"grpc-{config.broker_name}-{broker.port}",
         )
         settings = ProxyConfig(
-            client=client, host=config.bind_address, port=config.grpc_server_port, tls=self._tls_files()
+            client=client,
+            host=config.bind_address,
+            port=config.grpc_server_port,
+            tls=server_tls(self._properties),
         )
         return ProxyServer(settings, BrokerHere(broker.address, broker.join))
-
-    def _tls_files(self) -> ServerFiles | None:
-        files, tls = server_files(self._properties), server_tls(self._properties)
-        if files is None and tls is not None and tls.context is not None:
-            log.warning("the gRPC port is plain: it takes TLS, and then TLS only, with tls.server.mode=enforcing")
-        return files

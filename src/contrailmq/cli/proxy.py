@@ -58,7 +58,7 @@ def proxy(
     from contrailmq.message import ContrailError
     from contrailmq.wire.acl import AclCredentials
     from contrailmq.wire.properties import SettingsError
-    from contrailmq.wire.tls import ServerFiles
+    from contrailmq.wire.tls import server_tls
 
     try:
         if (certificate is None) != (key is None):
@@ -66,10 +66,11 @@ def proxy(
         try:
             from contrailmq.proxy.server import ProxyConfig, ProxyServer
         except ImportError as exc:
-            raise SettingsError(f"{exc}: the gRPC API needs grpcio, pip install 'contrailmq[grpc]'") from None
+            raise SettingsError(f"{exc}: the gRPC API needs protobuf, pip install 'contrailmq[grpc]'") from None
         signer = AclCredentials(access_key, secret_key) if access_key else None
         client = ClientOptions(namesrv=namesrv, credentials=signer)
-        tls = ServerFiles(certificate, key) if certificate is not None and key is not None else None
+        files = {"certPath": str(certificate), "keyPath": str(key), "mode": "enforcing"} if certificate else {}
+        tls = server_tls({f"tls.server.{name}": value for name, value in files.items()})
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
         config = ProxyConfig(
             client=client, host=host, port=port, tls=tls, remoting_address=advertise, metrics=_page(metrics_port),

@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
-import grpc
-
 from contrailmq.client.errors import number
 from contrailmq.client.records import decode_messages
 from contrailmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE, QueueGroup, TopicRoute
@@ -24,6 +22,7 @@ from contrailmq.proxy.messages import deliver, ms_of, now_ms, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.renewing import INVISIBLE_MS, RELEASE_MS, Renewals
+from contrailmq.proxy.rpc.calls import Call
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
 from contrailmq.wire.codes import RequestCode, ResponseCode
 
@@ -38,7 +37,7 @@ END, AT_TIME = 1, 2  # 0 is the beginning
 PULL_FLAGS: Final = 2 | 4  # wait for messages; the subscription is in the request
 LONGEST_S: Final = 86_400.0
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Wire, Wire]"
+Context: TypeAlias = Call
 
 
 class Service:
@@ -343,9 +342,8 @@ class Service:
 
 
 def client_id(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "x-mq-client-id" and value:
-            return str(value)
+    if said := context.metadata("x-mq-client-id"):
+        return said
     raise Refused(Code.CLIENT_ID_REQUIRED, "the metadata lacks x-mq-client-id")
 
 

@@ -18,15 +18,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Protocol, cast
 
 from contrailmq._faults import LastingFault
 from contrailmq.message.addresses import check_host_form
-from contrailmq.wire.connection import Connection, as_protocol
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
-__all__ = ["Listener", "bind", "check_host"]
+__all__ = ["Accepted", "Listener", "bind", "check_host"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,17 +85,23 @@ def check_host(host: str) -> None:
         raise OSError(errno.EINVAL, str(exc)) from exc
 
 
+class Accepted(Protocol):
+    """What is made for a peer: an asyncio protocol that says when it has ended."""
+
+    on_close: list[Callable[[Any], None]]
+
+
 class Listener:
     """Accepts on one listening socket, from its making to `close`."""
 
     def __init__(
         self,
         listening: socket.socket,
-        factory: Callable[[], Connection],
+        factory: Callable[[], Accepted],
         tls: ServerTls | None,
         *,
         reserve: int = OWN_DESCRIPTORS,
-        refusing: Callable[[], Connection] | None = None,
+        refusing: Callable[[], Accepted] | None = None,
     ) -> None:
         """`reserve` is how many descriptors connections leave to the rest of the process. `refusing` makes connections
         for plain peers where TLS is enforced; without it they are closed."""
@@ -176,12 +181,12 @@ class Listener:
         )
         return False
 
-    def _made(self, factory: Callable[[], Connection]) -> Connection:
+    def _made(self, factory: Callable[[], Accepted]) -> Accepted:
         connection = factory()
         connection.on_close.append(self._left)
         return connection
 
-    def _left(self, connection: Connection | None = None) -> None:
+    def _left(self, connection: Accepted | None = None) -> None:
         self._count -= 1
 
     def _pause(self, error: OSError) -> None:
@@ -213,19 +218,19 @@ class Listener:
         self._silent.pop(sock).cancel()
         self._enter(sock, self._tls.context if is_tls else None, factory)
 
-    def _enter(self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Connection]) -> None:
+    def _enter(self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Accepted]) -> None:
         task = self._loop.create_task(self._hand_over(sock, context, factory))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
 
     async def _hand_over(
-        self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Connection]
+        self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Accepted]
     ) -> None:
         timeout = _FIRST_BYTE_SECONDS if context is not None else None
         peer = _peer_text(sock) if context is not None else ""
         try:
             await self._loop.connect_accepted_socket(
-                as_protocol(lambda: self._made(factory)), sock, ssl=context, ssl_handshake_timeout=timeout
+                lambda: cast(asyncio.Protocol, self._made(factory)), sock, ssl=context, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as exc:
             reason = str(exc) or "the peer hung up; does it trust the CA of this server's certificate?"

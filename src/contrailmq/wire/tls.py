@@ -1,7 +1,7 @@
 """TLS settings of a server and a client, from RocketMQ's `tls.*` keys.
 
 One port serves both kinds of peers: the first byte of a connection tells them apart, since a TLS handshake starts with
-0x16 and a frame length with that first byte would be far above the limit. What a server then does is its mode:
+0x16, with which neither gRPC nor, by its limit, a frame length begins. What a server then does is its mode:
 
     disabled     plain only; TLS attempts are closed
     permissive   both
@@ -19,7 +19,6 @@ import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from contrailmq.wire.errors import LocalProtocolError
@@ -27,11 +26,9 @@ from contrailmq.wire.properties import read_properties
 
 __all__ = [
     "KEYS",
-    "ServerFiles",
     "ServerTls",
     "TlsMode",
     "client_tls",
-    "server_files",
     "server_tls",
     "with_client_side",
 ]
@@ -94,34 +91,6 @@ def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
         context.verify_mode = ssl.CERT_OPTIONAL if need == "optional" else ssl.CERT_REQUIRED
         _load_trust(context, get("tls.server.trustCertPath"))
     return ServerTls(mode, context)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFiles:
-    """Of a server that does not use Python's `ssl`. With `client_ca`, clients need a certificate."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-
-def server_files(properties: Mapping[str, str]) -> ServerFiles | None:
-    """The same settings; None unless TLS is enforced."""
-    get = _with_file(properties).get
-    certificate = get("tls.server.certPath")
-    if not certificate or get("tls.server.mode", "").strip().lower() != TlsMode.ENFORCING.value:
-        return None
-    if get("tls.server.keyPassword"):
-        raise LocalProtocolError("gRPC cannot use a key with tls.server.keyPassword: store that key without one")
-    trust = get("tls.server.trustCertPath")
-    is_needed = get("tls.server.need.client.auth", "none").strip().lower() == "require"
-    is_needed = is_needed or get("tls.server.authClient", "false").lower() == "true"
-    if is_needed and not trust:
-        raise LocalProtocolError(
-            "gRPC asks clients for certificates only with tls.server.trustCertPath: name that file"
-        )
-    ca = Path(trust) if is_needed and trust else None
-    return ServerFiles(Path(certificate), Path(get("tls.server.keyPath") or certificate), ca)
 
 
 def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
