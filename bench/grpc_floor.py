@@ -1,25 +1,36 @@
-"""A gRPC server that does nothing: what grpcio itself costs, in the same run as `python -m bench grpc`.
+"""A gRPC server that does nothing: what gRPC itself costs, by our server and by grpcio's, for `python -m bench grpc`.
 
-    python -m bench.grpc_floor PORT BATCH
+    python -m bench.grpc_floor PORT BATCH ours|grpcio
 
 It answers SendMessage, AckMessage, ReceiveMessage (BATCH messages) and Telemetry with bytes that were made before, and
-looks at no request. It has the options of our server, and is asyncio as ours is.
+looks at no request. Both are asyncio; ours runs on the loop that our server has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from contrailmq.proxy.protocol import SERVICE, v2
-from contrailmq.proxy.server import GRPC_OPTIONS
+from contrailmq.proxy.rpc.calls import BOTH_STREAM, SERVER_STREAM, UNARY, Call, Method
+from contrailmq.proxy.rpc.port import CallPort
 from contrailmq.proxy.statuses import Code, status
+from contrailmq.wire.transport import new_event_loop
 
 BODY_BYTES = 1024
+MESSAGE_BYTES_MAX = 130 * 1024 * 1024
+# What our server would have on grpcio.
+GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.so_reuseport", 0),
+)
 _HANDLE = "1000000 1763500000000 60000 3 0 broker-a 3 1000000 123456789012"  # as long as a real one
 
 
@@ -65,7 +76,45 @@ def _handlers(batch: int) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-async def main(port: int, batch: int) -> None:
+def _methods(batch: int) -> dict[str, Method]:
+    sent, acked, received = _answers(batch)
+
+    async def send(request: bytes, context: Call) -> bytes:
+        return sent
+
+    async def acknowledge(request: bytes, context: Call) -> bytes:
+        return acked
+
+    async def receive(request: bytes, context: Call) -> None:
+        for part in received:
+            await context.write(part)
+
+    async def telemetry(requests: AsyncIterator[bytes], context: Call) -> None:
+        async for request in requests:
+            await context.write(request)
+
+    calls: dict[str, tuple[int, Any]] = {
+        "SendMessage": (UNARY, send),
+        "AckMessage": (UNARY, acknowledge),
+        "ReceiveMessage": (SERVER_STREAM, receive),
+        "Telemetry": (BOTH_STREAM, telemetry),
+    }
+    return {
+        f"/{SERVICE}/{name}": Method(name, kind, read=bytes, write=bytes, call=call, failed=_raised)
+        for name, (kind, call) in calls.items()
+    }
+
+
+def _raised(error: Exception) -> Any:
+    raise error
+
+
+async def serve_ours(port: int, batch: int) -> None:
+    await CallPort(_methods(batch), Counter(), host="127.0.0.1", port=port).start()
+    await asyncio.Event().wait()
+
+
+async def serve_grpcio(port: int, batch: int) -> None:
     server = grpc.aio.server(options=GRPC_OPTIONS)
     server.add_generic_rpc_handlers((_handlers(batch),))
     server.add_insecure_port(f"127.0.0.1:{port}")
@@ -74,4 +123,8 @@ async def main(port: int, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
+    number, size = int(sys.argv[1]), int(sys.argv[2])
+    if sys.argv[3] == "ours":
+        new_event_loop().run_until_complete(serve_ours(number, size))
+    else:
+        asyncio.run(serve_grpcio(number, size))

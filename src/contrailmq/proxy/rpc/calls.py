@@ -375,7 +375,7 @@ class Call(Stream):
                 return
         task = self._task = CallTask(self.connection.loop, method.call(request, self), self._ended)
         task.start()
-        if self._task is not None:
+        if not task.done():
             calls.waiting.add(task)
             if self.deadline_s:
                 self._connection.watch(self.deadline_s)
