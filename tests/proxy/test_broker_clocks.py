@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from contrailmq.message import Message
-from contrailmq.proxy import messages, renewing
+from contrailmq.proxy import clock, renewing
 from contrailmq.proxy.handles import BrokerClocks, parse_handle
 from contrailmq.proxy.server import ProxyServer
 from contrailmq.proxy.statuses import Code
@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """With a proxy whose clock is that much ahead of the brokers'."""
     wrong = SimpleNamespace(time_ns=lambda: time.time_ns() + ahead_s * 1_000_000_000)
-    monkeypatch.setattr(messages, "time", wrong)
+    monkeypatch.setattr(clock, "time", wrong)
 
     async def main() -> None:
         async with proxy_of(cluster.namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
@@ -115,8 +115,8 @@ def test_messages_are_renewed_when_their_broker_s_time_has_come(
 def test_the_time_at_a_broker_is_told_by_its_last_pops() -> None:
     async def main() -> None:
         loop, clocks = asyncio.get_running_loop(), BrokerClocks()
-        began_ms = messages.now_ms()
-        assert began_ms <= clocks.now_ms("unknown") <= messages.now_ms()
+        began_ms = clock.now_ms()
+        assert began_ms <= clocks.now_ms("unknown") <= clock.now_ms()
         now_s = loop.time()
 
         def is_told(name: str, at_the_pop_ms: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from contrailmq.client.consuming.pop_clock import PopClock
 from contrailmq.message import RETRY_PREFIX
 from contrailmq.message.properties import natural_number
-from contrailmq.proxy.messages import now_ms
+from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.statuses import Code, Refused
 
 PARTS_MIN: Final = 8

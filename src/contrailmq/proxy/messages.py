@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import re
-import time
 import zlib
 from functools import lru_cache
 from typing import Final
@@ -19,6 +18,7 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.message import Property
 from contrailmq.message.identity import decode_host
 from contrailmq.message.properties import RESERVED_PROPERTIES, encode_properties, natural_number
+from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.cluster import DELAY, FIFO, NORMAL, PRIORITY, TRANSACTION
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused
@@ -41,10 +41,6 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DELAYS: Final = frozenset(
     (Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS)
 )
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def ms_of(time: Wire) -> int:

@@ -19,8 +19,9 @@ from contrailmq.client.errors import number
 from contrailmq.client.transport.routes import TopicRoute, publish_queues
 from contrailmq.message import ContrailError, MessageQueue, Property, SysFlag, SystemTopic, parse_offset_message_id
 from contrailmq.message.hashing import java_hash
+from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, REMEMBERED_MAX, TRANSACTION, Cluster
-from contrailmq.proxy.messages import body_of, check_sent, ms_of, now_ms, stored_properties, type_of
+from contrailmq.proxy.messages import body_of, check_sent, ms_of, stored_properties, type_of
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
 from contrailmq.wire.codes import RequestCode, ResponseCode

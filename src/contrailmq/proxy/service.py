@@ -16,9 +16,10 @@ from contrailmq.client.records import decode_messages
 from contrailmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE, QueueGroup, TopicRoute
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
+from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
-from contrailmq.proxy.messages import deliver, ms_of, now_ms, set_time
+from contrailmq.proxy.messages import deliver, ms_of, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.renewing import INVISIBLE_MS, RELEASE_MS, Renewals
