@@ -1,5 +1,5 @@
 """`python -m bench grpc`: SendMessage, ReceiveMessage and AckMessage on the gRPC port of our broker, beside Apache's
-broker with its proxy in local mode, and beside an empty handler of grpcio, in turns in one run.
+broker with its proxy in local mode, and beside empty handlers of our gRPC server and of grpcio's, in turns in one run.
 
 64 workers on four connections send one message of 1 KiB after the other; then they receive batches of 1 and of 16 and
 acknowledge each message by a call of its own. Every round of receives has a group of its own, which begins at the first
@@ -7,8 +7,8 @@ message. CPU and memory are those of the process that holds the gRPC port: broke
 the NameServer too.
 
 The load is a program of ours in Go (grpc_load/): `ghz` calls an answer good by gRPC's own status, which RocketMQ's
-servers leave at OK, and cannot acknowledge what it received. The empty handler (grpc_floor.py) shows grpcio's own part:
-its figures are the best that ours could have, if neither broker nor proxy cost anything.
+servers leave at OK, and cannot acknowledge what it received. The empty handlers (grpc_floor.py) show the part of gRPC:
+their figures are the best that ours could have, if neither broker nor proxy cost anything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ QUEUES: Final = 8
 FILL_BATCH: Final = 32
 INVISIBLE_S: Final = 60
 POLL_S: Final = 5
-FLOOR: Final = "empty handler"
+FLOORS: Final = {"empty handler": "ours", "grpcio's": "grpcio"}
 PRODUCER, SIMPLE_CONSUMER = 1, 3
 _MODULES: Final = ("proxy", "namesrv")
 _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -62,7 +62,7 @@ _groups = itertools.count()
 
 
 class Server(compare.System):
-    """One of the three; `process_id` is that of who holds the gRPC port."""
+    """One of the four; `process_id` is that of who holds the gRPC port."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -90,7 +90,7 @@ class Shape(NamedTuple):
 
 
 def measure_grpc(settings: Settings, *, messages: int) -> dict[str, object]:
-    """Name -> ours / Apache's (ratio), and the empty handler's."""
+    """Name -> ours / Apache's (ratio), and the empty handlers'."""
     figures: dict[str, object] = {
         "load": f"{WORKERS} workers on {CONNECTIONS} connections, {BODY_BYTES} bytes",
         "rounds": f"{settings.rounds} of {settings.seconds:g} s, in turns",
@@ -103,14 +103,15 @@ def measure_grpc(settings: Settings, *, messages: int) -> dict[str, object]:
         for server in two:
             _fill(server, messages)
         for batch in (0, *BATCHES):
-            floor = stack.enter_context(_stopped(Server(FLOOR)))
-            start_floor(floor, max(batch, 1), work)
-            three = (*two, floor)
-            for server in three:
+            floors = [stack.enter_context(_stopped(Server(name))) for name in FLOORS]
+            for floor in floors:
+                start_floor(floor, max(batch, 1), work)
+            four = (*two, *floors)
+            for server in four:
                 _round(load, server, Shape(batch, settings.warm_seconds, messages))
-            taken: dict[str, list[Figures]] = {server.name: [] for server in three}
+            taken: dict[str, list[Figures]] = {server.name: [] for server in four}
             for number in range(settings.rounds):
-                for server in three if number % 2 else three[::-1]:
+                for server in four if number % 2 else four[::-1]:
                     taken[server.name].append(_round(load, server, Shape(batch, settings.seconds, messages)))
             what = f"receive {batch} + ack" if batch else "send"
             figures |= {f"{what}: {name}": line for name, line in compared(list(taken.values())).items()}
@@ -123,13 +124,14 @@ def _memory(two: Sequence[Server]) -> str:
     return f"{ours:.0f} / {theirs:.0f} ({ours / theirs:.2f})"
 
 
-def compared(three: list[list[Figures]]) -> dict[str, str]:
-    """Medians of ours, Apache's and the empty handler's."""
+def compared(four: list[list[Figures]]) -> dict[str, str]:
+    """Medians of ours, Apache's and the empty handlers'."""
     lines: dict[str, str] = {}
-    for name in three[0][0]:
-        ours, theirs, floor = (statistics.median(one[name] for one in side) for side in three)
+    for name in four[0][0]:
+        ours, theirs, *floors = (statistics.median(one[name] for one in side) for side in four)
         ratio = f" ({ours / theirs:.2f})" if theirs else ""
-        lines[name] = f"{ours:.4g} / {theirs:.4g}{ratio}, empty handler {floor:.4g}"
+        empty = ", ".join(f"{floor} {figure:.4g}" for floor, figure in zip(FLOORS, floors, strict=True))
+        lines[name] = f"{ours:.4g} / {theirs:.4g}{ratio}, {empty}"
     return lines
 
 
@@ -188,7 +190,7 @@ def _sending() -> tuple[list[str], list[Wire]]:
 def _group(server: Server) -> str:
     """A new one. Apache's proxy takes no settings of a group that the broker does not know."""
     name = f"bench_grpc_{next(_groups)}"
-    if server.name != FLOOR:
+    if server.name not in FLOORS:
         with Admin(namesrv=server.namesrv) as admin:
             admin.create_group(name)
     return name
@@ -252,8 +254,9 @@ def _stopped(server: Server) -> Iterator[Server]:
 
 
 def start_floor(server: Server, batch: int, work: Path) -> None:
-    command = [sys.executable, "-m", "bench.grpc_floor", str(server.grpc_port), str(batch)]
-    server.start(command, server.grpc_port, work / f"floor-{batch}.log")
+    which = FLOORS[server.name]
+    command = [sys.executable, "-m", "bench.grpc_floor", str(server.grpc_port), str(batch), which]
+    server.start(command, server.grpc_port, work / f"floor-{which}-{batch}.log")
 
 
 def start_ours(server: Server, template: str, work: Path) -> None:

@@ -38,9 +38,9 @@ def test_a_round_without_messages_gives_no_figure() -> None:
         per_call({"seconds": 2.0, "sent": 0.0, "acked": 0.0, "generator_cpu_s": 1.0, "receive calls": 9.0}, 0.1)
 
 
-def test_medians_of_ours_apaches_and_the_empty_handler_are_compared() -> None:
-    three = [[{"messages/s": rate} for rate in rates] for rates in ((9.0, 100.0, 30.0), (60.0,), (90.0,))]
-    assert compared(three) == {"messages/s": "30 / 60 (0.50), empty handler 90"}
+def test_medians_of_ours_apaches_and_the_empty_handlers_are_compared() -> None:
+    four = [[{"messages/s": rate} for rate in rates] for rates in ((9.0, 100.0, 30.0), (60.0,), (90.0,), (5.0,))]
+    assert compared(four) == {"messages/s": "30 / 60 (0.50), empty handler 90, grpcio's 5"}
 
 
 @needs_go
@@ -62,7 +62,7 @@ def test_a_call_that_is_answered_with_another_status_gives_no_figures(tmp_path: 
 
 @needs_go
 @pytest.mark.long
-def test_both_sides_and_the_empty_handler_give_figures(tmp_path: Path) -> None:
+def test_both_sides_and_the_empty_handlers_give_figures(tmp_path: Path) -> None:
     settings = Settings(
         tmp_path, OURS, OURS, rounds=1, seconds=0.5, warm_seconds=0.2, settle_seconds=0.0, directory=tmp_path
     )

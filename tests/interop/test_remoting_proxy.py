@@ -15,7 +15,7 @@ from contrailmq.testing import LocalCluster
 
 pytestmark = pytest.mark.program("Java client (remoting)", "5.5.0")
 
-pytest.importorskip("grpc", reason="the proxy needs the extra grpc")
+pytest.importorskip("google.protobuf", reason="the proxy needs the extra grpc")
 
 
 @contextmanager

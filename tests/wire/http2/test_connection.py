@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Callable, Coroutine
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrailmq.wire.http2.connection import CALLS_A_TURN, IDLE_S, PING_AFTER_S, PING_S, STREAMS_MAX
+from contrailmq.wire.http2.connection import CALLS_A_TURN, IDLE_S, LINGER_S, PING_AFTER_S, PING_S, STREAMS_MAX
 from contrailmq.wire.http2.frames import (
     DATA,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     PING,
     PREFACE,
@@ -25,6 +27,7 @@ from contrailmq.wire.http2.frames import (
 from contrailmq.wire.http2.hpack import indexed, literal
 from contrailmq.wire.http2.sending import WRITE_HIGH_BYTES
 from how_many import examples
+from waiting_for import until_async
 
 from .ends import Ends, Raw
 
@@ -214,7 +217,7 @@ def test_a_drained_connection_finishes_its_calls_and_refuses_new_ones() -> None:
         ends = Ends()
         stream_id = ends.open()
         await ends.exchange()
-        ends.connection.drain()
+        ends.connection.drain("the server stops")
         assert not ends.transport.is_closed
         await asyncio.sleep(0)
         got = ends.transport.take()  # a GOAWAY, which the client has not read when it opens another one
@@ -224,9 +227,11 @@ def test_a_drained_connection_finishes_its_calls_and_refuses_new_ones() -> None:
         assert late_got.endswith(REFUSED_STREAM.to_bytes(4, "big")), late
         ends.connection.data_received(frame(DATA, END_STREAM, stream_id, b"the rest"))
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
         assert b"the rest" in ends.transport.take()
-        assert ends.transport.is_closed
+        late = ends.open(end=True)
+        ends.feed(ends.client.data_to_send())
+        assert ends.transport.take().endswith(REFUSED_STREAM.to_bytes(4, "big")), late
+        await until_async(lambda: ends.transport.is_closed)
         assert got[3] == 7
         assert got[9:13] == stream_id.to_bytes(4, "big")
 
@@ -253,13 +258,13 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
-        self.timers: list[tuple[float, object]] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
         self.now_s = 1000.0
         monkeypatch.setattr(loop, "time", lambda: self.now_s)
         monkeypatch.setattr(loop, "call_later", self._later)
 
-    def _later(self, after_s: float, work: object, *given: object) -> Clock:
-        self.timers.append((after_s, work))
+    def _later(self, after_s: float, work: Callable[..., None], *given: object) -> Clock:
+        self.timers.append((after_s, functools.partial(work, *given)))
         return self
 
     def cancel(self) -> None:
@@ -302,9 +307,9 @@ def test_a_connection_without_calls_is_sent_away_in_order(monkeypatch: pytest.Mo
         while not raw.transport.is_closed:
             raw.feed(frame(PING, 0, 0, b"12345678"))  # it lives
             waited_s += clock.run_next()
-        assert IDLE_S <= waited_s <= IDLE_S + PING_AFTER_S
-        code, text = raw.said_goodbye()
-        assert (code, text) == (0, "no call for 120 s")
+        assert IDLE_S <= waited_s <= IDLE_S + PING_AFTER_S + LINGER_S
+        [goodbye] = [payload for kind, _, _, payload in raw.frames() if kind == GOAWAY]
+        assert goodbye[4:] == b"\0\0\0\0no call for 120 s"
 
     run(main())
 

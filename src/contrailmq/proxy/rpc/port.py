@@ -61,7 +61,7 @@ class CallPort:
         listeners, self._listeners = self._listeners, []
         await asyncio.gather(*(listener.close(drain_s) for listener in listeners))
         for connection in list(self.connections):
-            connection.drain()
+            connection.drain("the server stops")
         await self._wait_for_the_end(end_s - loop.time())
         for connection in list(self.connections):
             if isinstance(connection, CallConnection):
@@ -71,7 +71,7 @@ class CallPort:
             await _wait(self._calls.all_ended(), CANCEL_S)
         await self._wait_for_the_end(end_s - loop.time())
         for connection in list(self.connections):
-            connection.abort()
+            connection.abort("the server stops, and its client leaves what it is sent")
 
     async def _wait_for_the_end(self, within_s: float) -> None:
         if self._emptied is not None and self.connections:
@@ -87,7 +87,7 @@ class CallPort:
         self.connections.add(connection)
         connection.on_close.append(self._closed)
         if self._emptied is not None:
-            asyncio.get_running_loop().call_soon(connection.drain)
+            asyncio.get_running_loop().call_soon(connection.drain, "the server stops")
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -102,6 +102,7 @@ PREFACE_S: Final = 10.0
 PING_AFTER_S: Final = 30.0
 PING_S: Final = 10.0
 IDLE_S: Final = 120.0
+LINGER_S: Final = 0.5  # many round trips: what the peer has sent before it knew of our end is refused, not cut
 STUCK_S: Final = 5.0  # a connection that ends, whose peer has not taken all by then, is cut
 HTTP_1: Final = b"HTTP/1.1 426 Upgrade Required\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n"
 HTTP_1_TEXT: Final = b"this port serves gRPC, which needs HTTP/2\n"
@@ -154,6 +155,7 @@ class Connection(Sender):
         self._timer: asyncio.TimerHandle | None = None
         self._has_heard = True  # something since the last look
         self._is_pinged = False
+        self._is_peer_leaving = False  # it opens no more streams, and says so
         self._idle_since_s: float = self.loop.time()
         self.host = ""
         self.port = 0
@@ -180,10 +182,16 @@ class Connection(Sender):
             if self._state == DRAINING:
                 self.loop.call_soon(self._maybe_finish)
 
-    def drain(self) -> None:
-        """Take no new streams, and close when those that are open have ended."""
-        if self._state < DRAINING:
-            self.write(goaway(self._last_id, NO_ERROR, "the server stops"))
+    def drain(self, cause: str) -> None:
+        """Take no new streams, and close when those that are open have ended.
+
+        Clients close first, as soon as they read it. What they have opened meanwhile is refused by its stream, so that
+        they try it elsewhere: of a connection that was closed over it, they would not know whether it was served.
+        """
+        if self._state == BEGINNING:
+            self._end(cause)
+        elif self._state == OPEN:
+            self.write(goaway(self._last_id, NO_ERROR, cause))
             self._state = DRAINING
             self._maybe_finish()
 
@@ -193,9 +201,10 @@ class Connection(Sender):
             self.write(goaway(self._last_id, code, text))
             self._end(text)
 
-    def abort(self) -> None:
+    def abort(self, cause: str) -> None:
+        """Close at once; what is queued may be lost."""
+        self._end(cause)
         if self._transport is not None:
-            self._state = ENDED
             self._transport.abort()
 
     # ------------------------------------------------------------------------------------------- called by the loop
@@ -444,6 +453,7 @@ class Connection(Sender):
             _check_frame(kind, len(payload) >= 8, stream_id == 0)
             if self._state == OPEN:
                 self._state = DRAINING
+                self._is_peer_leaving = True
                 self._maybe_finish()
         elif kind == PUSH_PROMISE:
             raise Http2Error(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
@@ -548,11 +558,10 @@ class Connection(Sender):
         if self._state == ENDED:
             return
         if self._is_pinged and not self._has_heard:
-            self._end(f"nothing came for {PING_AFTER_S + PING_S:g} s, and no answer to a PING")
-            self.abort()
+            self.abort(f"nothing came for {PING_AFTER_S + PING_S:g} s, and no answer to a PING")
             return
         if not self.streams and self.loop.time() - self._idle_since_s >= IDLE_S:
-            self.close(NO_ERROR, f"no call for {IDLE_S:g} s")
+            self.drain(f"no call for {IDLE_S:g} s")
             return
         self._is_pinged = not self._has_heard
         self._has_heard = False
@@ -561,8 +570,13 @@ class Connection(Sender):
         self._timer = self.loop.call_later(PING_S if self._is_pinged else PING_AFTER_S, self._look)
 
     def _maybe_finish(self) -> None:
-        if self._state == DRAINING and not self.streams:
-            self._end("all calls have ended")
+        if self._state != DRAINING or self.streams:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(
+            0.0 if self._is_peer_leaving else LINGER_S, self._end, "all calls have ended"
+        )
 
     def _end(self, cause: str) -> None:
         """Send what is queued and close; whoever waits for an answer or a request hears of it."""
