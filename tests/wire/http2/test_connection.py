@@ -268,7 +268,8 @@ class Clock:
         return self
 
     def cancel(self) -> None:
-        self.timers.pop()
+        if self.timers:  # else it is the one that has just run
+            self.timers.pop()
 
     def run_next(self) -> float:
         after_s, work = self.timers.pop()
