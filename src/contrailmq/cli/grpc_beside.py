@@ -1,7 +1,7 @@
 """The gRPC API in a broker's process: started when the broker serves, and never a reason for it to stop.
 
-`grpcServerPort` turns it on. Loading it takes 0.2 to 0.5 s and 15 MB, so it comes after the line `ready` and has one
-of its own, `ready grpc HOST:PORT`. What keeps it from starting is one line of the log.
+`grpcServerPort` turns it on. Loading it takes 0.1 s of CPU and 7 MB (grpcio took 9 MB more), so it comes after the line
+`ready` and has one of its own, `ready grpc HOST:PORT`. What keeps it from starting is one line of the log.
 """
 
 from __future__ import annotations
