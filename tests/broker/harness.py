@@ -170,7 +170,7 @@ class Bench:
         self.adoption = processors.adoption
         self.send_processor, self.pulls = processors.send, processors.pull
         self.members, self.runtime = processors.members, processors.runtime
-        self.pop, self.transactions, self.delay, self.timers = self.services = processors.services
+        self.pop, self.transactions, self.delay, self.timers, self.lite = self.services = processors.services
         self.link = Link()
 
     async def _make_saver(self) -> TableSaver:

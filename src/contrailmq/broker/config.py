@@ -137,6 +137,12 @@ class BrokerConfig:
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = -1
+    # --- lite topics
+    max_lite_subscription_count: int = 100_000
+    lite_subscription_check_interval: int = 120_000
+    lite_subscription_check_timeout_mills: int = 180_000
+    lite_ttl_check_interval: int = 120_000
+    min_lite_ttl: int = field(default=900_000, metadata={"key": "minLiteTTl"})
     # --- transactions
     transaction_time_out: int = 6000
     transaction_check_max: int = 15
@@ -341,6 +347,10 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "short_polling_time_mills": (0, _DAY_MS, " ms"),
     "channel_expired_timeout": (1000, _DAY_MS, " ms"),
     "flush_consumer_offset_interval": (10, _DAY_MS, " ms"),
+    "lite_subscription_check_interval": (10, _DAY_MS, " ms"),
+    "lite_subscription_check_timeout_mills": (1000, _DAY_MS, " ms"),
+    "lite_ttl_check_interval": (10, _DAY_MS, " ms"),
+    "min_lite_ttl": (0, _DAY_MS, " ms"),
     "transaction_time_out": (0, _INT_MAX, " ms"),
     "transaction_check_max": (0, _INT_MAX, ""),
     "transaction_check_interval": (1, _INT_MAX, " ms"),

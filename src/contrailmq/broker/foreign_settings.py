@@ -72,12 +72,10 @@ _BY_REASON: Final[Mapping[str, str]] = {
         popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent reviveAckWaitMs reviveInterval reviveMaxSlow
         reviveScanTime skipWhenCKRePutReachMaxTimes
     """,
-    "lite topics are not served": """
-        enableLitePopLog liteEventCapacityCacheTtlMs liteEventCheckInterval liteEventFullDispatchDelayTime
-        liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable liteLagLatencyCollectEnable
-        liteLagLatencyMetricsEnable liteLagLatencyTopK liteSubscriptionCheckInterval
-        liteSubscriptionCheckTimeoutMills liteTtlCheckInterval maxClientEventCount maxLiteSubscriptionCount
-        minLiteTTl
+    "clients of lite topics are told of messages in another way, and there are no metrics of lite topics": """
+        enableLiteEventMode enableLitePopLog liteEventCapacityCacheTtlMs liteEventCheckInterval
+        liteEventFullDispatchDelayTime liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable
+        liteLagLatencyCollectEnable liteLagLatencyMetricsEnable liteLagLatencyTopK maxClientEventCount
     """,
     "access control is not built yet": """
         aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond authConfigPath authenticationMetadataProvider

@@ -13,6 +13,7 @@ from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
+from contrailmq.broker.lite.service import LiteService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.assignment import Assignment
 from contrailmq.broker.pop.service import PopService
@@ -31,7 +32,7 @@ from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionServi
 class Processors:
     """`tables` writes tables, `readers` read what is not in memory; `configured` is called after settings have changed.
 
-    The services of POP, transactions, delay levels and timers take requests from now on, and rewrite messages. Nothing
+    The services of POP, lite topics, transactions, delay levels and timers take requests from now on, and rewrite messages. Nothing
     is due before their owner starts them (`services`).
     """
 
@@ -60,11 +61,12 @@ class Processors:
         self.delay = DelayService(node, tables, readers)
         self.timers = TimerService(node, tables, readers)
         self.pop = PopService(node, saver, readers)
+        self.lite = LiteService(node, saver, readers, self.pop)
         self.members.on_left = self.pop.waiters.left
         self.assignment = Assignment(node, saver)
         self.pop.log.timer_behind_ms = self.timers.behind_ms
         # POP first: it looks at how far the timer had come, before that goes on.
-        self.services = (self.pop, self.transactions, self.delay, self.timers)
+        self.services = (self.pop, self.transactions, self.delay, self.timers, self.lite)
         for processor in (
             self.send,
             ReplyProcessor(node, self.send),
@@ -84,8 +86,8 @@ class Processors:
             *self.services,
         ):
             processor.register(handlers)
-        node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
-        self.runtime.figures += (service.figures for service in (self.delay, self.timers, self.transactions, self.pop))
+        node.rewrites += (self.lite.rewrite, self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
+        self.runtime.figures += (service.figures for service in (self.delay, self.timers, self.transactions, self.pop, self.lite))
 
     def _configured(self) -> None:
         self.send.configure()  # some settings are part of every answer

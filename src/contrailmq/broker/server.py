@@ -298,6 +298,7 @@ class BrokerServer:
         self.node.is_accepting = False
         self.node.held.release_all()
         self.pop.release_all()
+        self.lite.release_all()
         drain_s = self.config.graceful_stop_ms / 1000
         try:
             async with asyncio.timeout(drain_s):
@@ -485,7 +486,7 @@ class BrokerServer:
             configured=self.registration.register_soon,
         )
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
-        self.pop, self.transactions, self.delay, self.timers = self._services = processors.services
+        self.pop, self.transactions, self.delay, self.timers, self.lite = self._services = processors.services
         if self.config.namesrv_addresses:
             processors.assignment.route = RoutedQueues(self.node, self._client).of
         self.figures = BrokerFigures(

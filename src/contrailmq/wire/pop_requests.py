@@ -42,6 +42,7 @@ class AckMessage(TopicRpcHeader, kw_only=True):
     queue_id: int
     extra_info: str
     offset: int
+    lite_topic: str | None = None  # of a message of a lite topic; `topic` is its parent then
 
 
 class ChangeInvisibleTime(AckMessage, kw_only=True):
@@ -49,7 +50,6 @@ class ChangeInvisibleTime(AckMessage, kw_only=True):
 
     invisible_time: int
     suspend: bool | None = None  # what comes again does not count as an attempt
-    lite_topic: str | None = None
 
 
 class ChangeInvisibleTimeResponse(ExtHeader, kw_only=True):

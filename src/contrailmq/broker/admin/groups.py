@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contrailmq.broker.filters import Subscription
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.pop.acking import BOUND_TO
 from contrailmq.broker.state.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
 from contrailmq.broker.state.config_files import Json, compact, with_entries
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
@@ -72,9 +73,11 @@ class GroupAdmin:
     async def delete(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(DeleteSubscriptionGroup)
         node.refuse_on_slave()
+        known = node.groups.get(header.group_name)
+        is_of_lite_topics = known is not None and BOUND_TO in known.attributes
         async with self._changing:
             node.groups.delete(header.group_name)
-        if header.clean_offset or header.remove_offset:
+        if header.clean_offset or header.remove_offset or is_of_lite_topics:
             node.offsets.remove_group(header.group_name)
         node.statistics.forget(group=header.group_name)
         if node.topics.delete(retry_topic(header.group_name)):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.lite.expiring import lite_queues
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
 from contrailmq.broker.state.config_files import Json, compact, with_entries
@@ -80,11 +81,12 @@ class TopicAdmin:
         self._check_name(name)
         async with self._changing:
             names = [name, *self._retry_topics(name)]
+            queues = names + lite_queues(node, name)
             for one in names:
                 node.topics.delete(one)
-            node.delete_queues(names)
+            node.delete_queues(queues)
+        node.offsets.remove_topics(frozenset(queues))
         for one in names:
-            node.offsets.remove_topic(one)
             node.statistics.forget(topic=one)
             node.held.release_topic(one)
         await self._saver.save(DELETED_FILE, TOPICS_FILE, OFFSETS_FILE)

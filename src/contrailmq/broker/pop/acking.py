@@ -9,8 +9,8 @@ A change of the invisible time of such a message is refused: success would say t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -34,6 +34,7 @@ from contrailmq.wire.pop_records import BatchAckBody, BatchAckEntry
 from contrailmq.wire.pop_requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeResponse
 from contrailmq.wire.pop_strings import ORDERED_QUEUE, PopHandle, decode_bits
 
+BOUND_TO: Final = "lite.bind.topic"  # the one topic whose lite topics a group reads
 NO_REMARK: Final = "not set any response code"  # what Java's answers say where nothing was said
 ENTRIES_MAX: Final = 4096  # of one batch acknowledgement
 _NOTHING_CHANGED: Final = ChangeInvisibleTimeResponse()
@@ -57,6 +58,9 @@ class Acking:
         self._orders = orders
         self._log = revive_log
         self._waiters = waiters
+        # Of messages of lite topics: broker/lite serves them.
+        self.ack_lite: Callable[[AckMessage], None] = _no_lite_topics
+        self.change_lite: Callable[[ChangeInvisibleTime], ChangeInvisibleTimeResponse] = _no_lite_topics
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.ACK_MESSAGE, self.ack)
@@ -68,6 +72,9 @@ class Acking:
     def ack(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(AckMessage)
         self._check_master(None)
+        if header.lite_topic:
+            self.ack_lite(header)
+            return _ACKNOWLEDGED.render(command, ())
         topic = self._checks.topic_to_ack(header.topic, header.queue_id, connection, None)
         low, high = self._bounds(topic.name, header.queue_id, header.offset)
         if not low <= header.offset <= high:
@@ -112,6 +119,7 @@ class Acking:
         key = (topic, entry.group, entry.queue_id)
         if entry.revive_queue != ORDERED_QUEUE:
             return self._ack(key, offsets, entry.pop_time_ms)
+        self._check_not_lite(topic, entry.group)
         refused = None
         for offset in offsets:
             try:
@@ -121,6 +129,15 @@ class Acking:
         if refused is not None:
             raise refused
         return 0
+
+    def _check_not_lite(self, name: str, group_name: str) -> None:
+        """An entry does not say of which lite topic it is (AckMessageProcessor refuses such a batch too)."""
+        topic, group = self._node.topics.get(name), self._node.groups.get(group_name)
+        if topic is not None and topic.is_lite and group is not None and group.attributes.get(BOUND_TO) == name:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"batch ack lite is not supported: acknowledge the messages of {name} one by one (200051, liteTopic)",
+            )
 
     def _ack(self, key: QueueKey, offsets: Sequence[int], pop_time_ms: int) -> int:
         """Those of one pop; the end of the record that says so, 0 when none was in flight."""
@@ -190,6 +207,8 @@ class Acking:
     def change(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(ChangeInvisibleTime)
         self._check_master(_NOTHING_CHANGED)
+        if header.lite_topic:
+            return encode_response(command, ResponseCode.SUCCESS, self.change_lite(header), remark=NO_REMARK)
         topic = self._checks.topic_to_ack(header.topic, header.queue_id, connection, _NOTHING_CHANGED)
         low, high = self._bounds(topic.name, header.queue_id, header.offset)
         if not low <= header.offset < high:
@@ -289,6 +308,10 @@ class Acking:
             self._node.dispatch_now()
             queue = reader.any_queue(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+
+def _no_lite_topics(header: AckMessage) -> NoReturn:
+    raise Refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"lite topics are not served here: {header.lite_topic}")
 
 
 def _end_of(put: AppendResult) -> int:

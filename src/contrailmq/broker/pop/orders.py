@@ -21,7 +21,7 @@ back a batch that was forgotten, and acknowledgements of it would move a group t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -169,9 +169,16 @@ class OrderTable:
         return order is not None and order.blocks(self._clock.steady_ms(), attempt_id)
 
     def update(
-        self, place: Place, offsets: Sequence[int], *, pop_time_ms: int, invisible_ms: int, attempt_id: str | None
+        self,
+        place: Place,
+        offsets: Sequence[int],
+        *,
+        pop_time_ms: int,
+        invisible_ms: int,
+        attempt_id: str | None,
+        acked: Container[int] = (),
     ) -> OrderInfo:
-        """These are handed out now."""
+        """These are handed out now, but for those that are `acked` already."""
         old = self._orders.get(place)
         order = OrderInfo(
             pop_time_ms=pop_time_ms,
@@ -180,6 +187,7 @@ class OrderTable:
             attempt_id=attempt_id,
             steady_ms=dict.fromkeys(offsets, self._clock.steady_ms() + invisible_ms),
             updated_ms=pop_time_ms,
+            acked=sum(1 << index for index, offset in enumerate(offsets) if offset in acked),
         )
         if old is not None and attempt_id is not None and attempt_id == old.attempt_id:
             order.continues(old)
@@ -219,6 +227,25 @@ class OrderTable:
         order.updated_ms = now_ms
         self._changed(place)
         return True
+
+    def suspend(self, place: Place, pop_time_ms: int, *, visible_ms: int, now_ms: int) -> bool:
+        """All of the last batch that is open is due then, and this delivery counts as none; False when another pop has
+        it."""
+        order = self._orders.get(place)
+        if order is None or pop_time_ms != order.pop_time_ms:
+            return False
+        for offset in order.open_offsets():
+            order.visible_ms[offset] = visible_ms
+            order.steady_ms[offset] = self._clock.steady_ms() + visible_ms - now_ms
+            order.counts[offset] = order.counts.get(offset, 0) - 1
+        order.updated_ms = now_ms
+        self._changed(place)
+        return True
+
+    def drop(self, place: Place) -> None:
+        """Nobody waits for it any more."""
+        if self._orders.pop(place, None) is not None:
+            self._changed(place)
 
     def forget(self, is_gone: Callable[[Place, OrderInfo], bool]) -> None:
         for place in [place for place, order in self._orders.items() if is_gone(place, order)]:

@@ -36,7 +36,7 @@ from contrailmq.broker.pop.waiting import Key, Waiters
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import TableSaver
-from contrailmq.store import Arrival, StoreReadOnlyError
+from contrailmq.store import LIGHT_PREFIX, Arrival, StoreReadOnlyError
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -222,7 +222,7 @@ class PopService:
         for place in self._unannounced[:PLACES_MAX]:
             if self.orders.get(place) is None or self.orders.is_blocked(place, None):
                 self._announced.discard(place)
-            elif place not in self._announced:
+            elif place not in self._announced and not place[0].startswith(LIGHT_PREFIX):
                 self._announced.add(place)
                 self.acking.unblocked(place)
         del self._unannounced[:PLACES_MAX]
@@ -325,7 +325,7 @@ class PopService:
         self.orders.forget(
             lambda place, order: (
                 now_ms - order.updated_ms > FORGET_MS
-                or node.topics.get(place[0]) is None
+                or node.topic_to_read(place[0]) is None
                 or node.groups.get(place[1]) is None
             )
         )

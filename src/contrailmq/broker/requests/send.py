@@ -86,7 +86,7 @@ STATUS_CODES: Final[dict[PutStatus, tuple[ResponseCode, str]]] = {
     PutStatus.MESSAGE_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, ""),
     PutStatus.PROPERTIES_SIZE_EXCEEDED: (ResponseCode.MESSAGE_ILLEGAL, ""),
     PutStatus.OS_PAGE_CACHE_BUSY: (ResponseCode.SYSTEM_BUSY, "[PC_SYNCHRONIZED]broker busy, "),
-    PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: (ResponseCode.LMQ_QUOTA_EXCEEDED, ""),
     PutStatus.WHEEL_TIMER_MSG_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, ""),
     PutStatus.WHEEL_TIMER_FLOW_CONTROL: (ResponseCode.SYSTEM_ERROR, ""),
     PutStatus.WHEEL_TIMER_NOT_ENABLE: (ResponseCode.SYSTEM_ERROR, ""),
@@ -447,6 +447,12 @@ class SendProcessor:
     def _check_batch(self, topic: Topic) -> None:
         if topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot go to a retry topic", self._fixed)
+        if topic.is_lite:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a batch cannot go to {topic.name}, a topic of lite topics: send its messages one by one",
+                self._fixed,
+            )
         if len(topic.name) > TOPIC_BYTES_MAX:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,

@@ -14,6 +14,7 @@ from typing import Final
 from contrailmq.message import ContrailError
 
 LONG_MAX: Final = 2**63 - 1
+LITE_MINUTES_MAX: Final = 30 * 24 * 60  # a lite topic without messages goes after a month at the latest
 _DIGITS_MAX: Final = 19  # of a 64-bit number
 
 
@@ -42,10 +43,10 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "queue.type": Attribute(frozenset(("BatchCQ", "SimpleCQ")), is_changeable=False),
     "cleanup.policy": Attribute(frozenset(("DELETE", "COMPACTION")), is_changeable=False),
     "message.type": Attribute(
-        frozenset(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY"))
+        frozenset(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY", "LITE"))
     ),
     "reserve.time": Attribute(low=-1),
-    "lite.topic.expiration": Attribute(low=-1),
+    "lite.topic.expiration": Attribute(low=-1, high=LITE_MINUTES_MAX),
 }
 GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "priority.factor": Attribute(low=0, high=100),

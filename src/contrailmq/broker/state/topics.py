@@ -61,6 +61,7 @@ class Topic:
         "filter_type",
         "is_by_priority",
         "is_inherited",
+        "is_lite",
         "is_plain",
         "is_readable",
         "is_writable",
@@ -100,7 +101,13 @@ class Topic:
         self.is_inherited = bool(perm & INHERIT)
         self.queue_limit = max(read_queues, write_queues)
         # For the send path: no special rule applies; and which bits of a sender's sysFlag the topic decides.
-        self.is_plain = self.is_writable and name not in NOT_FOR_SENDING and not name.startswith(RETRY_PREFIX)
+        self.is_lite = self.attributes.get("message.type") == "LITE"
+        self.is_plain = (
+            self.is_writable
+            and name not in NOT_FOR_SENDING
+            and not name.startswith(RETRY_PREFIX)
+            and not self.is_lite
+        )
         self.is_by_priority = self.attributes.get("message.type") == "PRIORITY"
         self.takes_inner_batches = self.attributes.get("queue.type") == "BatchCQ"
         self.set_flags = SysFlag.MULTI_TAGS if filter_type == MULTI_TAG else 0

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from contrailmq.message import (
+    LONG_TOPIC_BYTES_MAX,
     RETRY_PREFIX,
-    TOPIC_BYTES_MAX,
     Property,
     SystemTopic,
     decode_properties,
@@ -43,7 +43,7 @@ def light_names(topic: str, properties: Mapping[str, str]) -> list[str]:
 
 
 def names_light_queue(name: str) -> bool:
-    return name.startswith(LIGHT_PREFIX) and names_directory(name) and len(name.encode()) <= TOPIC_BYTES_MAX
+    return name.startswith(LIGHT_PREFIX) and names_directory(name) and len(name.encode()) <= LONG_TOPIC_BYTES_MAX
 
 
 def with_offsets(properties: Mapping[str, str], offsets: Sequence[int]) -> bytes:

@@ -72,7 +72,7 @@ def light_refusal(names: Sequence[str], *, would_be: int, limit: int) -> AppendR
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 reason=f"{name[:64]!r} in INNER_MULTI_DISPATCH is not a light queue: begin it with {LIGHT_PREFIX}, use "
-                f"letters, digits, % | _ -, at most {TOPIC_BYTES_MAX} bytes",
+                f"letters, digits, % | _ -, at most {LONG_TOPIC_BYTES_MAX} bytes",
             )
     if len(set(names)) < len(names):
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason="INNER_MULTI_DISPATCH names a light queue twice")

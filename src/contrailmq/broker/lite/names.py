@@ -1,0 +1,29 @@
+"""Names of lite topics: `room7` of parent `Chat` is the light queue `%LMQ%$Chat$room7`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from contrailmq.store import LIGHT_PREFIX
+
+PREFIX: Final = f"{LIGHT_PREFIX}$"
+QUEUE_ID: Final = 0
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")
+
+
+def is_lite_name(name: str) -> bool:
+    """Whether a lite topic may be called so; how long it may be is for others to say."""
+    return _NAME.match(name) is not None
+
+
+def lite_queue(parent: str, lite_topic: str) -> str:
+    return f"{PREFIX}{parent}${lite_topic}"
+
+
+def parent_and_lite(queue: str) -> tuple[str, str] | None:
+    """None for what is not the queue of a lite topic: other light queues have other names."""
+    if not queue.startswith(PREFIX):
+        return None
+    parent, _, lite_topic = queue[len(PREFIX) :].partition("$")
+    return (parent, lite_topic) if parent and lite_topic and "$" not in lite_topic else None
