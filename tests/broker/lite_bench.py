@@ -1,4 +1,4 @@
-"""A broker without sockets with lite topics: a parent `Chat`, a group `g` bound to it, and what clients do as methods."""
+"""A broker without sockets that has lite topics: parent `Chat`, group `g` bound to it, and what clients do as methods."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def given(answer: Command) -> list[Given]:
     for message, count in zip(messages, counts, strict=True):
         assert message.properties["INNER_MULTI_DISPATCH"] == queue_of(message.properties["__LITE_TOPIC"])
         offset = int(message.properties["INNER_MULTI_QUEUE_OFFSET"])
-        handle = PopHandle(0, int(ext["popTime"]), int(ext["invisibleTime"]), int(ext["reviveQid"]), "0", "b", 0, offset)
+        handle = PopHandle(
+            0, int(ext["popTime"]), int(ext["invisibleTime"]), int(ext["reviveQid"]), "0", "b", 0, offset
+        )
         found.append(Given(message, handle, int(count)))
     return found
 

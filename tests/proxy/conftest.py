@@ -9,13 +9,21 @@ import pytest
 from contrailmq import Admin
 from contrailmq.testing import LocalCluster
 
-TYPES = {"plain": "NORMAL", "ordered": "FIFO", "later": "DELAY", "decided": "TRANSACTION", "anything": "MIXED"}
+TYPES = {
+    "lite": "LITE",
+    "plain": "NORMAL",
+    "ordered": "FIFO",
+    "later": "DELAY",
+    "decided": "TRANSACTION",
+    "anything": "MIXED",
+}
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Has one topic of each type."""
     settings = {"recallMessageEnable": "true", "transactionTimeOut": "1000", "transactionCheckInterval": "500"}
+    settings |= {"enableLmq": "true", "enableMultiDispatch": "true"}
     with LocalCluster(config=settings) as made:
         with Admin(namesrv=made.namesrv) as admin:
             for name, kind in TYPES.items():

@@ -107,7 +107,21 @@ REFUSALS = {
         Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     ),
     "two transactions": ([message("decided", message_type=4)] * 2, Code.BAD_REQUEST),
-    "a lite message": ([message("plain", message_type=5)], Code.NOT_IMPLEMENTED),
+    "a lite message without its lite topic": (
+        [message("lite", message_type=5)],
+        Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
+    "a lite message to a plain topic": (
+        [message("plain", message_type=5, lite_topic="room1")],
+        Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
+    "a plain message to a topic of lite topics": ([message("lite")], Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+    "a lite topic with a dollar": ([message("lite", message_type=5, lite_topic="a$b")], Code.ILLEGAL_LITE_TOPIC),
+    "a long lite topic": ([message("lite", message_type=5, lite_topic="a" * 65)], Code.ILLEGAL_LITE_TOPIC),
+    "two lite topics": (
+        [message("lite", message_type=5, lite_topic=name) for name in ("room1", "room2")],
+        Code.BAD_REQUEST,
+    ),
     "a priority in a plain topic": (
         [message("plain", message_type=6, priority=1)],
         Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,

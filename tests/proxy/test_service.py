@@ -184,14 +184,6 @@ def test_what_a_receive_may_not_ask_for(cluster: LocalCluster) -> None:
     run(cluster, work)
 
 
-def test_lite_topics_are_refused_with_a_sentence(cluster: LocalCluster) -> None:
-    async def work(caller: Caller) -> None:
-        answer = await caller.call("SyncLiteSubscription", topic=topic("plain"), group=topic("readers"))
-        assert (answer.status.code, "lite topics" in answer.status.message) == (Code.NOT_IMPLEMENTED, True)
-
-    run(cluster, work)
-
-
 def test_a_port_that_is_taken_is_said(cluster: LocalCluster) -> None:
     async def main() -> None:
         async with proxy_of(cluster.namesrv) as first:

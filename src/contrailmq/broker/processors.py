@@ -32,8 +32,8 @@ from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionServi
 class Processors:
     """`tables` writes tables, `readers` read what is not in memory; `configured` is called after settings have changed.
 
-    The services of POP, lite topics, transactions, delay levels and timers take requests from now on, and rewrite messages. Nothing
-    is due before their owner starts them (`services`).
+    The services of POP, lite topics, transactions, delay levels and timers take requests from now on, and rewrite
+    messages. Nothing is due before their owner starts them (`services`).
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class Processors:
         ):
             processor.register(handlers)
         node.rewrites += (self.lite.rewrite, self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
-        self.runtime.figures += (service.figures for service in (self.delay, self.timers, self.transactions, self.pop, self.lite))
+        self.runtime.figures += (
+            service.figures for service in (self.delay, self.timers, self.transactions, self.pop, self.lite)
+        )
 
     def _configured(self) -> None:
         self.send.configure()  # some settings are part of every answer

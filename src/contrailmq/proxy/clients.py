@@ -17,6 +17,7 @@ from contrailmq.client.transport.routes import TopicRoute
 from contrailmq.message import ContrailError
 from contrailmq.proxy.cluster import Cluster, Group
 from contrailmq.proxy.consuming import BATCH_MAX
+from contrailmq.proxy.lite_messages import LITE_CONSUMERS, LITE_TOPIC_BYTES_MAX, check_bound
 from contrailmq.proxy.messages import BODY_BYTES_MAX, delivered
 from contrailmq.proxy.producing import half_of
 from contrailmq.proxy.protocol import Wire, v2
@@ -125,6 +126,17 @@ class Clients:
         subscription = made.subscription
         topics = [entry.topic.name for entry in subscription.subscriptions[:TOPICS_MAX]]
         group = await self._cluster.group(subscription.group.name, topics)
+        if made.client_type in LITE_CONSUMERS:
+            for topic in topics[:1]:
+                check_bound(group, topic)
+            subscription.lite_subscription_quota = max(group.lite_quota, 0)
+            subscription.max_lite_topic_size = LITE_TOPIC_BYTES_MAX
+        elif group.lite_parent:
+            raise Refused(
+                Code.ILLEGAL_CONSUMER_GROUP,
+                f"lite group must use LITE mode: {group.name} reads lite topics of {group.lite_parent}; choose another "
+                "group for the topic itself",
+            )
         subscription.fifo = group.is_fifo
         subscription.receive_batch_size = BATCH_MAX
         subscription.long_polling_timeout.FromSeconds(POLLING_S)

@@ -30,6 +30,8 @@ REMEMBER_S: Final = 20.0
 NEXT_S: Final = 0.5  # without an answer for so long, the next master is asked as well
 REMEMBERED_MAX: Final = 10_000  # topics, and groups: names come from clients
 
+LITE_QUOTA: Final = 2000  # lite topics of one client, where its group does not say
+
 MESSAGE_TYPES: Final = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "LITE": 5, "PRIORITY": 6}
 NORMAL, FIFO, DELAY, TRANSACTION, LITE, PRIORITY = MESSAGE_TYPES.values()
 MIXED: Final = (NORMAL, FIFO, DELAY, TRANSACTION)
@@ -43,6 +45,8 @@ class Group:
     is_fifo: bool = False
     retry_times: int = 16
     policy: str = "CUSTOMIZED"
+    lite_parent: str = ""  # whose lite topics it reads
+    lite_quota: int = LITE_QUOTA
 
     @property
     def attempts_max(self) -> int:
@@ -113,7 +117,9 @@ class Cluster:
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 config = decode_body(answer.body, SubscriptionGroupConfig)
                 policy = str(config.group_retry_policy.get("type", "CUSTOMIZED"))
-                group = Group(name, config.consume_message_orderly, config.retry_max_times, policy)
+                parent = config.attributes.get("lite.bind.topic", "")
+                quota = _whole(config.attributes.get("lite.sub.client.quota", ""), LITE_QUOTA)
+                group = Group(name, config.consume_message_orderly, config.retry_max_times, policy, parent, quota)
                 is_sure = True
                 break
         if is_sure:
@@ -191,6 +197,10 @@ def check_consumer_group(name: str) -> None:
         check_group(name)
     except ContrailError as exc:
         raise Refused(Code.ILLEGAL_CONSUMER_GROUP, str(exc)) from None
+
+
+def _whole(text: str, default: int) -> int:
+    return min(int(text), 2**31 - 1) if text.isascii() and text.removeprefix("-").isdigit() else default
 
 
 def _bound(table: MutableMapping[str, Any]) -> None:

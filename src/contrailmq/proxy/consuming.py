@@ -17,6 +17,7 @@ from contrailmq.client.records import ReceivedMessage, decode_messages
 from contrailmq.message import Property
 from contrailmq.proxy.cluster import Cluster, Group
 from contrailmq.proxy.handles import BrokerClocks, Handle, check_live, parse_handle
+from contrailmq.proxy.lite_messages import popped_lite
 from contrailmq.proxy.statuses import Code, Refused
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
@@ -50,6 +51,7 @@ class Wanted(NamedTuple):
     filter_type: int
     expression: str
     attempt_id: str
+    lite_client: str = ""  # of lite topics: whose subscriptions
 
     @property
     def is_by_tags(self) -> bool:
@@ -82,12 +84,14 @@ class Consuming:
             "order": "true" if is_fifo else "false",
             "bname": name,
         }
+        if wanted.lite_client:
+            ext |= {"clientId": wanted.lite_client, "maxMsgNum": wanted.messages_max}
         if wanted.attempt_id:
             ext["attemptId"] = wanted.attempt_id
         sent_s = self._loop.time()
         answer = await self._cluster.instance.call(
             address,
-            RequestCode.POP_MESSAGE,
+            RequestCode.POP_LITE_MESSAGE if wanted.lite_client else RequestCode.POP_MESSAGE,
             ext,
             timeout_s=wanted.polling_ms / 1000 + REQUEST_S,
             accept=(ResponseCode.SUCCESS, *EMPTY),
@@ -97,7 +101,8 @@ class Consuming:
         if answer.code != ResponseCode.SUCCESS:
             return []
         self.clocks.popped(name, number(answer.ext, "popTime"), sent_s=sent_s, received_s=self._loop.time())
-        return await self._sift(wanted, popped(answer, name))
+        found = [Received(*one) for one in popped_lite(answer, name)] if wanted.lite_client else popped(answer, name)
+        return await self._sift(wanted, found)
 
     async def _sift(self, wanted: Wanted, found: list[Received]) -> list[Received]:
         tags = {tag.strip() for tag in wanted.expression.split("||")} if wanted.is_by_tags else None
@@ -116,10 +121,20 @@ class Consuming:
         await self._ask(handle, topic, RequestCode.ACK_MESSAGE, self._ext(group, topic, handle))
 
     async def change(
-        self, group: str, topic: str, handle: Handle, invisible_ms: int, *, timeout_s: float | None = None
+        self,
+        group: str,
+        topic: str,
+        handle: Handle,
+        invisible_ms: int,
+        *,
+        timeout_s: float | None = None,
+        suspends: bool = False,
     ) -> Handle:
-        """Let others have it in `invisible_ms` from now; the handle that counts from now on."""
+        """Let others have it in `invisible_ms` from now; the handle that counts from now on. Who suspends does not
+        count this delivery as an attempt."""
         ext = self._ext(group, topic, handle) | {"invisibleTime": invisible_ms}
+        if suspends:
+            ext["suspend"] = "true"
         answer = await self._ask(handle, topic, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=timeout_s)
         return handle._replace(
             start_offset=handle.queue_offset,
@@ -154,7 +169,7 @@ class Consuming:
         check_live(handle, self.clocks.now_ms(handle.broker))
 
     def _ext(self, group: str, topic: str, handle: Handle) -> dict[str, str | int]:
-        return {
+        ext: dict[str, str | int] = {
             "consumerGroup": group,
             "topic": handle.stored_topic(topic, group),
             "queueId": handle.queue_id,
@@ -162,6 +177,7 @@ class Consuming:
             "offset": handle.queue_offset,
             "bname": handle.broker,
         }
+        return ext | {"liteTopic": handle.lite_topic} if handle.lite_topic else ext
 
     async def _ask(
         self,

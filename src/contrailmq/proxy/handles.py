@@ -4,6 +4,7 @@ A handle is nine values joined by a space, which is POP's own text with the log 
 
     start offset, pop time ms, invisible ms, revive queue, retry mark, broker, queue, queue offset, log offset
 
+One of a lite topic has that as a tenth: queue and offset are those of its light queue, which nothing else names.
 Clients pass it through. It says all that a broker must be asked with, so any proxy can serve any handle.
 
 Its time is the broker's, and so is the clock by which it expires: a proxy whose own clock differs would refuse handles
@@ -38,10 +39,11 @@ class Handle(NamedTuple):
     queue_id: int
     queue_offset: int
     log_offset: int = NO_OFFSET
+    lite_topic: str = ""
 
     @property
     def text(self) -> str:
-        return " ".join(map(str, self))
+        return " ".join(map(str, self if self.lite_topic else self[:-1]))
 
     @property
     def extra_info(self) -> str:
@@ -66,6 +68,7 @@ def parse_handle(text: str) -> Handle:
         raise _invalid(text, f"it has {len(parts)} parts, {PARTS_MIN} are needed")
     numbers = [natural_number(parts[index]) for index in (0, 1, 2, 3, 6, 7)]
     log_offset = natural_number(parts[PARTS_MIN]) if len(parts) > PARTS_MIN else NO_OFFSET
+    lite_topic = parts[PARTS_MIN + 1] if len(parts) > PARTS_MIN + 1 else ""
     if None in numbers or parts[4] not in ("0", "1", "2") or not parts[5]:
         raise _invalid(text, "its parts are not numbers, a retry mark and a broker")
     start, popped, invisible, revive, queue, offset = (number or 0 for number in numbers)
@@ -79,6 +82,7 @@ def parse_handle(text: str) -> Handle:
         queue,
         offset,
         NO_OFFSET if log_offset is None else log_offset,
+        lite_topic,
     )
 
 

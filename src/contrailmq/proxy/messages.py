@@ -19,7 +19,7 @@ from contrailmq.message import Property
 from contrailmq.message.identity import decode_host
 from contrailmq.message.properties import RESERVED_PROPERTIES, encode_properties, natural_number
 from contrailmq.proxy.clock import now_ms
-from contrailmq.proxy.cluster import DELAY, FIFO, NORMAL, PRIORITY, TRANSACTION
+from contrailmq.proxy.cluster import DELAY, FIFO, LITE, NORMAL, PRIORITY, TRANSACTION
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused
 
@@ -132,7 +132,9 @@ def type_of(message: Wire) -> int:
         return FIFO
     if system.HasField("priority"):
         return PRIORITY
-    return DELAY if system.HasField("delivery_timestamp") else NORMAL
+    if system.HasField("delivery_timestamp"):
+        return DELAY
+    return LITE if system.lite_topic else NORMAL
 
 
 def body_of(message: Wire) -> bytes:
@@ -185,6 +187,8 @@ def stored_properties(message: Wire, kind: int, peer: str) -> str:
     properties[Property.PRODUCER_GROUP] = message.topic.name
     if system.HasField("message_group"):
         properties[Property.SHARDING_KEY] = system.message_group
+    if system.lite_topic:
+        properties[Property.LITE_TOPIC] = system.lite_topic
     if system.HasField("priority"):
         properties[Property.PRIORITY] = str(system.priority)
     if system.HasField("trace_context"):
@@ -234,6 +238,8 @@ def deliver(stored: ReceivedMessage, topic: str, made: Wire) -> None:
     system.delivery_attempt = min(stored.reconsume_times, ATTEMPT_MAX - 1) + 1
     if Property.SHARDING_KEY in properties:
         system.message_group = properties[Property.SHARDING_KEY]
+    if Property.LITE_TOPIC in properties:
+        system.lite_topic = properties[Property.LITE_TOPIC]
     if (priority := natural_number(properties.get(Property.PRIORITY, ""))) is not None:
         system.priority = min(priority, PRIORITY_MAX)
     if Property.TRACE_CONTEXT in properties:
@@ -268,4 +274,6 @@ def _stored_type(properties: dict[str, str]) -> int:
         return DELAY
     if Property.SHARDING_KEY in properties:
         return FIFO
-    return PRIORITY if Property.PRIORITY in properties else NORMAL
+    if Property.PRIORITY in properties:
+        return PRIORITY
+    return LITE if Property.LITE_TOPIC in properties else NORMAL

@@ -21,6 +21,7 @@ from contrailmq.message import ContrailError, MessageQueue, Property, SysFlag, S
 from contrailmq.message.hashing import java_hash
 from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, REMEMBERED_MAX, TRANSACTION, Cluster
+from contrailmq.proxy.lite_messages import check_lite_messages
 from contrailmq.proxy.messages import body_of, check_sent, ms_of, stored_properties, type_of
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
@@ -79,8 +80,7 @@ class Producing:
             raise Refused(
                 Code.BAD_REQUEST, "messages of one request are of one type, and a transaction has one message"
             )
-        if kind == LITE:
-            raise Refused(Code.NOT_IMPLEMENTED, f"{_NAMES[kind]} messages are not served here: send NORMAL ones")
+        check_lite_messages(messages, kind)
         taken = await self._cluster.message_types(topic)
         if kind not in taken:
             names = ", ".join(_NAMES[one] for one in taken)
@@ -100,8 +100,8 @@ class Producing:
         queues = known[1]
         if not queues:
             raise Refused(Code.FORBIDDEN, f"no writable queue: no master takes messages of topic {topic} now")
-        if kind == FIFO:
-            group = first.system_properties.message_group
+        if kind in (FIFO, LITE):
+            group = first.system_properties.message_group or first.system_properties.lite_topic
             return queues[jump_hash(java_hash(group), len(queues))]
         self._turn += 1
         return queues[self._turn % len(queues)]

@@ -105,7 +105,9 @@ class Renewals:
             self.drop(client, text)
         return said
 
-    async def change(self, client: str, group: str, topic: str, text: str, invisible_ms: int) -> Handle:
+    async def change(
+        self, client: str, group: str, topic: str, text: str, invisible_ms: int, *, suspends: bool = False
+    ) -> Handle:
         """Say that others may have a message in `invisible_ms`, as `settle` does; the handle that counts then."""
         held = self._find(client, text)
         if held is None:
@@ -114,7 +116,7 @@ class Renewals:
         async with held.asking:
             try:
                 await self._make_certain(held)
-                await self._change(held, invisible_ms)
+                await self._change(held, invisible_ms, suspends=suspends)
             finally:
                 if held.is_over and held.is_doubtful:
                     self._remember([held])
@@ -130,12 +132,14 @@ class Renewals:
         if held.is_doubtful:
             await self._change(held, CERTAIN_MS)
 
-    async def _change(self, held: _Held, invisible_ms: int, *, timeout_s: float | None = None) -> None:
+    async def _change(
+        self, held: _Held, invisible_ms: int, *, timeout_s: float | None = None, suspends: bool = False
+    ) -> None:
         """Have the broker change when it is due. Whoever is cancelled or hears no answer leaves it doubtful."""
         was_doubtful, held.is_doubtful = held.is_doubtful, True
         try:
             held.handle = await self._consuming.change(
-                held.group, held.topic, held.handle, invisible_ms, timeout_s=timeout_s
+                held.group, held.topic, held.handle, invisible_ms, timeout_s=timeout_s, suspends=suspends
             )
             held.is_doubtful = False
         except (ResponseError, ConnectError):

@@ -19,6 +19,8 @@ from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.clock import now_ms
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
 from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
+from contrailmq.proxy.lite import Lite
+from contrailmq.proxy.lite_messages import with_lite_topic
 from contrailmq.proxy.messages import deliver, ms_of, set_time
 from contrailmq.proxy.producing import Producing
 from contrailmq.proxy.protocol import Wire, v2
@@ -47,7 +49,11 @@ class Service:
         self._producing = Producing(cluster)
         self._consuming = Consuming(cluster)
         self.renewals = Renewals(self._consuming)
-        self.clients = Clients(cluster, gone=self.renewals.release)
+        self.clients = Clients(cluster, gone=self._gone)
+        self.lite = Lite(cluster, self.clients.find)
+
+    async def _gone(self, client: str) -> None:
+        await asyncio.gather(self.renewals.release(client), self.lite.leave(client))
 
     # --- routes and life
 
@@ -128,7 +134,7 @@ class Service:
         group = await self._cluster.group(request.group.name, [topic])
         answer = v2.QueryAssignmentResponse(status=status(Code.OK))
         for queues in _readable(route):
-            for queue_id in range(queues.read_queues) if group.is_fifo else (ANY_QUEUE,):
+            for queue_id in range(queues.read_queues) if group.is_fifo and not group.lite_parent else (ANY_QUEUE,):
                 queue = answer.assignments.add().message_queue
                 queue.id, queue.permission = queue_id, READ
                 queue.topic.CopyFrom(request.topic)
@@ -140,8 +146,7 @@ class Service:
     async def receive_message(self, request: Wire, context: Context) -> None:
         """Status, messages, time: each in an answer of its own."""
         client = client_id(context)
-        wanted = await self._wanted(request, context)
-        self.clients.find(client)
+        wanted = self.lite.wanted(await self._wanted(request, context), client)
         received = await self._receive(client, wanted)
         if not received:
             await context.write(
@@ -227,8 +232,9 @@ class Service:
     async def _acknowledged(self, client: str, group: str, topic: str, entry: Wire) -> Wire:
         """What became of one of them. Several of a request reach the broker in one wakeup."""
         shown = entry.receipt_handle
+        text = with_lite_topic(shown, entry.lite_topic)
         try:
-            await self.renewals.settle(client, shown, lambda handle: self._consuming.acknowledge(group, topic, handle))
+            await self.renewals.settle(client, text, lambda handle: self._consuming.acknowledge(group, topic, handle))
             said = status(Code.OK)
         except ContrailError as exc:
             said = outcome(exc)
@@ -243,7 +249,8 @@ class Service:
             raise Refused(
                 Code.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms: give 0 to {INVISIBLE_MS_MAX}"
             )
-        changed = await self.renewals.change(client, group, topic, request.receipt_handle, invisible_ms)
+        text = with_lite_topic(request.receipt_handle, request.lite_topic)
+        changed = await self.renewals.change(client, group, topic, text, invisible_ms, suspends=request.suspend)
         return v2.ChangeInvisibleDurationResponse(status=status(Code.OK), receipt_handle=changed.text)
 
     async def forward_message_to_dead_letter_queue(self, request: Wire, context: Context) -> Wire:
@@ -252,7 +259,7 @@ class Service:
         self.clients.find(client)
         await self.renewals.settle(
             client,
-            request.receipt_handle,
+            with_lite_topic(request.receipt_handle, request.lite_topic),
             lambda handle: self._consuming.forward(group, request.topic.name, handle, request.message_id),
         )
         return v2.ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
@@ -339,7 +346,7 @@ class Service:
         return number(answer.ext, "offset") if answer.code == 0 and "offset" in answer.ext else None
 
     async def sync_lite_subscription(self, request: Wire, context: Context) -> Wire:
-        raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not served here: subscribe to the topic itself")
+        return await self.lite.sync(request, client_id(context))
 
 
 def client_id(context: Context) -> str:

@@ -89,9 +89,7 @@ class LiteAcking:
             )
         return (lite_queue(header.topic, header.lite_topic or ""), group.name, QUEUE_ID)
 
-    def _check_offset(
-        self, place: Place, offset: int, *, beyond: int, ext: ChangeInvisibleTimeResponse | None
-    ) -> None:
+    def _check_offset(self, place: Place, offset: int, *, beyond: int, ext: ChangeInvisibleTimeResponse | None) -> None:
         node = self._node
         if offset >= node.store.max_offset(place[0], QUEUE_ID):
             node.dispatch_now()

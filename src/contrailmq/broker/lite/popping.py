@@ -133,9 +133,7 @@ class LitePopping:
         return self._advance(pop)
 
     def _check(self, header: PopLiteMessage, connection: Peer) -> None:
-        topic, group = self._checks.readable(
-            header.topic, header.consumer_group, QUEUE_ID, connection, _NO_FIELDS
-        )
+        topic, group = self._checks.readable(header.topic, header.consumer_group, QUEUE_ID, connection, _NO_FIELDS)
         if not topic.is_lite:
             kind = topic.attributes.get("message.type", "NORMAL")
             raise Refused(
@@ -262,11 +260,9 @@ class LitePopping:
             return
         self._hand_out(pop, place, given, [offset for offset in done if offset >= position], result)
 
-    def _hand_out(
-        self, pop: LitePop, place: Place, given: list[Placed], done: list[int], result: GetResult
-    ) -> None:
+    def _hand_out(self, pop: LitePop, place: Place, given: list[Placed], done: list[int], result: GetResult) -> None:
         """Put down that these are in flight; those that are `done` already stay so."""
-        queue, group, _ = place
+        group = place[1]
         header, node = pop.header, self._node
         order = self._orders.update(
             place,

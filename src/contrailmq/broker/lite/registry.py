@@ -16,7 +16,7 @@ from typing import Final
 from contrailmq.broker.lite.names import parent_and_lite
 from contrailmq.wire.peer import Peer
 
-NOBODY: Final[dict[str, "LiteClient"]] = {}
+NOBODY: Final[dict[str, LiteClient]] = {}
 
 
 class LiteClient:

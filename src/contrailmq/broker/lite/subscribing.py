@@ -63,7 +63,9 @@ class LiteSubscribing:
             )
         entries = decode_body(command.body, LiteSubscriptionCtl).subscription_set if command.body else []
         if not entries:
-            raise Refused(ResponseCode.ILLEGAL_OPERATION, "LiteSubscriptionCtlRequestBody is empty: name a subscription")
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION, "LiteSubscriptionCtlRequestBody is empty: name a subscription"
+            )
         for entry in entries:
             self._change(entry, connection)
         self._node.offset_journal.note()

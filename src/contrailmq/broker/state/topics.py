@@ -103,10 +103,7 @@ class Topic:
         # For the send path: no special rule applies; and which bits of a sender's sysFlag the topic decides.
         self.is_lite = self.attributes.get("message.type") == "LITE"
         self.is_plain = (
-            self.is_writable
-            and name not in NOT_FOR_SENDING
-            and not name.startswith(RETRY_PREFIX)
-            and not self.is_lite
+            self.is_writable and name not in NOT_FOR_SENDING and not name.startswith(RETRY_PREFIX) and not self.is_lite
         )
         self.is_by_priority = self.attributes.get("message.type") == "PRIORITY"
         self.takes_inner_batches = self.attributes.get("queue.type") == "BatchCQ"
