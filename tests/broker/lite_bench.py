@@ -1,4 +1,4 @@
-"""A broker without sockets that has lite topics: parent `Chat`, group `g` bound to it, and what clients do as methods."""
+"""A broker without sockets that has lite topics: a parent, a group bound to it, and what clients do as methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipt handles: nine values in one text, read by any proxy."""
+"""Receipt handles: nine values in one text, and a tenth of a lite topic, read by any proxy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NAME = st.text(st.characters(codec="ascii", exclude_characters=" "), min_size=1)
 PARTS = st.tuples(NUMBER, NUMBER, NUMBER, st.integers(0, 999), st.sampled_from("012"), NAME, NUMBER, NUMBER, NUMBER)
 
 
-@given(PARTS)
-def test_a_handle_is_read_as_it_was_written(values: tuple[object, ...]) -> None:
+@given(PARTS, st.just("") | NAME)
+def test_a_handle_is_read_as_it_was_written(values: tuple[object, ...], lite_topic: str) -> None:
     text = " ".join(map(str, values))
-    handle = parse_handle(text)
-    assert tuple(handle) == values
-    assert handle.text == text
+    handle = parse_handle(f"{text} {lite_topic}" if lite_topic else text)
+    assert tuple(handle) == (*values, lite_topic)
+    assert handle.text == (f"{text} {lite_topic}" if lite_topic else text)
     assert handle.extra_info == text.rpartition(" ")[0]
 
 
