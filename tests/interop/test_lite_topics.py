@@ -67,6 +67,11 @@ def told(request: pytest.FixtureRequest, rocketmq: Apache) -> Iterator[str]:
         yield done.stdout
 
 
+@pytest.fixture
+def is_ours(request: pytest.FixtureRequest) -> bool:
+    return "our broker" in request.node.callspec.params["told"]
+
+
 def _program() -> list[str]:
     try:
         jars = apache.fetch_jars(f"rocketmq-client-java-{VERSION}", [("rocketmq-client-java", VERSION)])
@@ -80,12 +85,15 @@ def _program() -> list[str]:
     return ["java", *options, "-cp", f"{jars}/*:{folder}", "LiteClient"]
 
 
-def test_every_message_of_its_lite_topics_arrives_in_order_and_again_in_place_after_a_failure(told: str) -> None:
+def test_every_message_of_its_lite_topics_arrives_in_order_and_again_in_place_after_a_failure(
+    told: str, is_ours: bool
+) -> None:
+    """Apache's brokers say no attempts of a batch where some came before and others did not."""
     flow = facts(told, "flow")
     assert facts(told, "missing") == []
     one = [(fact[1], fact[2]) for fact in flow if fact[0] == "one"]
     assert [fact for fact in one if fact[0].startswith("one-")] == [(f"one-{number}", "1") for number in range(10)]
-    assert [fact for fact in one if fact[0] == "fails"] == [("fails", "1"), ("fails", "2")]
+    assert [fact[1] for fact in one if fact[0] == "fails"] in ([["1", "2"]] if is_ours else [["1", "2"], ["1", "1"]])
     assert [fact[1] for fact in flow if fact[0] == "two"] == [f"two-{number}" for number in range(5)]
     assert {fact[3] for fact in flow} == {PARENT}
     assert facts(told, "sets") == [["true", "2"]]

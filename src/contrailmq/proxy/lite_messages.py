@@ -84,7 +84,8 @@ def popped_lite(answer: Command, broker: str) -> list[tuple[ReceivedMessage, Han
             raise RemoteProtocolError(f"broker {broker} gave message {message.message_id}, which is of no lite topic")
         message.queue_offset = offset
         if len(counts) == len(messages):
-            message.reconsume_times = natural_number(counts[at]) or 0
+            # Apache's brokers say `0 qo0%7 1` where some of a batch came before, else `1`.
+            message.reconsume_times = natural_number(counts[at].rpartition(" ")[2]) or 0
         revive_queue = number(ext, "reviveQid")
         handle = Handle(
             0, pop_time_ms, invisible_ms, revive_queue, "0", broker, 0, offset, message.physical_offset, lite_topic
