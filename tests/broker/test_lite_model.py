@@ -93,6 +93,18 @@ class LiteTopics(RuleBasedStateMachine):
             self.due[one.lite_topic, int(one.body)] = self.now_ms + INVISIBLE_MS
         self.held += found
 
+    @rule(client=clients, some=st.sets(st.integers(0, 7)), name=names)
+    def work(self, client: str, some: set[int], name: str) -> None:
+        """Send and take a few, finish some of them, and let the rest come due."""
+        self.subscribe(client, {name})
+        self.send(name, 3)
+        found = self.bench.given(client, maxMsgNum=8, invisibleTime=INVISIBLE_MS)
+        self._check(client, found)
+        for number, one in enumerate(found):
+            if number in some:
+                self._acknowledge(one)
+        self.wait(2100)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
