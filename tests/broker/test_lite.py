@@ -446,3 +446,20 @@ def test_what_is_asked_wrongly_is_refused(bench: LiteBench) -> None:
         % a.handle.pop_time_ms
     )
     assert bench.ask(BATCH_ACK, {}, batch).code == ResponseCode.ILLEGAL_OPERATION
+
+
+def test_a_lite_topic_that_was_cleaned_away_begins_anew_and_loses_nothing(bench: LiteBench) -> None:
+    for name in ("told", "late"):
+        bench.put(name, *"abc")
+    bench.subscribe("told", "late")
+    bench.done(*bench.given())
+    bench.control("PARTIAL_REMOVE", "late")
+    bench.store.delete_topics([queue_of("told"), queue_of("late")])  # cleanExpiredConsumerQueue, when the log is gone
+    bench.put("told", "d")
+    bench.put("late", "e")
+    assert bodies(bench.given()) == ["d"]
+    bench.subscribe("late")
+    bench.node.offsets.commit("g", queue_of("late"), 0, 3)
+    bench.ask(200079, {"group": "g"})
+    bench.put("late", "f")
+    assert bodies(bench.given()) == ["e", "f"]

@@ -34,6 +34,7 @@ def place(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic("Orders", queues=1)
         admin.create_topic("Spare", queues=1)
+        admin.create_topic("Rooms", queues=1, attributes={"message.type": "LITE"})
         admin.create_group("spare")
         consumer = PushConsumer(
             "billing", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, trace=True
@@ -63,6 +64,8 @@ CALLS: dict[str, str] = {
     "topic create": "Made --queues 1",
     "topic update": "Made --queues 2",
     "topic status": "Orders",
+    "topic lite": "Rooms",
+    "topic lite-status": "Rooms room1",
     "topic route": "Orders",
     "topic groups": "Orders",
     "topic delete": "Made --yes",

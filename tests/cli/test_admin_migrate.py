@@ -51,7 +51,7 @@ def topics(**attributes: str) -> TopicConfigWrapper:
             "such as tiered storage, are not loaded",
         ),
         (broker(topics=topics(cleanup_policy="COMPACTION")), Urgency.BLOCKS, "Odd: they are kept whole"),
-        (broker(topics=topics(message_type="LITE")), Urgency.BLOCKS, "Odd: gRPC's lite topics are not served"),
+        (broker(topics=topics(message_type="LITE")), Urgency.KEPT, "2 topics, from config/topics.json"),
         (
             broker(
                 topics=TopicConfigWrapper(topic_queue_mapping_info_map={"Mapped": TopicQueueMapping(topic="Mapped")})

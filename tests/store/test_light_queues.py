@@ -89,7 +89,7 @@ def test_the_offsets_are_in_the_record_and_a_refused_message_uses_none_up(tmp_pa
         full = store.put(message(2, "%LMQ%a,%LMQ%c"))
         assert full.status is PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED
         assert "3 light queues, the limit is 2" in full.reason
-        for names in ("Other", "%LMQ%a,", "%LMQ%a/b", "%LMQ%a,%LMQ%a", "%LMQ%" + "x" * 130):
+        for names in ("Other", "%LMQ%a,", "%LMQ%a/b", "%LMQ%a,%LMQ%a", "%LMQ%" + "x" * 251):
             refused = store.put(message(3, names))
             assert refused.status is PutStatus.MESSAGE_ILLEGAL, names
             assert "INNER_MULTI_DISPATCH" in refused.reason

@@ -55,9 +55,12 @@ class LiteExpiring:
     def _is_expired(self, queue: str) -> bool:
         store = self._node.store
         end = store.max_offset(queue, QUEUE_ID)
-        newest_ms = store.store_time_at(queue, QUEUE_ID, end - 1) if end > 0 else 0
+        units = store.read_units(queue, QUEUE_ID, end - 1, 1) if end > 0 else []
+        if units and units[0][0] < store.log_min_offset:
+            return True  # its messages are gone from the log
+        newest_ms = store.store_time_at(queue, QUEUE_ID, end - 1) if units else 0
         if newest_ms <= 0:
-            return False  # its messages are gone from the log: the store lets go of such queues itself
+            return False
         silent_ms = self._node.now_ms() - newest_ms
         return silent_ms >= self._node.config.min_lite_ttl and silent_ms > self._minutes(queue) * _MINUTE_MS > 0
 

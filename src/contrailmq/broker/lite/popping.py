@@ -195,13 +195,16 @@ class LitePopping:
         return known
 
     def _end(self, place: Place, position: int) -> int:
-        """Where the lite topic ends. A position beyond that, which a cut of the log leaves, is taken back."""
+        """Where the lite topic ends. A position beyond that is of one that an administrator had cleaned away, and that
+        began anew (a cut of the log is noticed by the next start)."""
         node, (queue, group, _) = self._node, place
         if position >= node.store.max_offset(queue, QUEUE_ID):
             node.dispatch_now()
         end = node.store.max_offset(queue, QUEUE_ID)
         if position > end:
-            node.offsets.commit(group, queue, QUEUE_ID, end)
+            node.offsets.commit(group, queue, QUEUE_ID, max(node.store.min_offset(queue, QUEUE_ID), 0))
+            self._orders.drop(place)
+            self._telling.freed(place)
         return end
 
     def _read(self, read: QueueRead[R], pop: LitePop, place: Place, position: int) -> R:

@@ -65,9 +65,13 @@ class Telling:
     def _begin(self, queue: str, group: str, offset: int) -> None:
         """A subscribed group without a position begins with this message at the latest: it misses none from now on."""
         place = (queue, group, QUEUE_ID)
-        if self._node.offsets.stored(f"{queue}@{group}", QUEUE_ID) is None:
+        known = self._node.offsets.stored(f"{queue}@{group}", QUEUE_ID)
+        if known is None:
             begin = min(self._positions.current(place, FROM_LAST), offset)
             self._node.offsets.commit(group, queue, QUEUE_ID, begin)
+        elif known > self._node.store.max_offset(queue, QUEUE_ID):  # it was cleaned away, and begins anew
+            self._node.offsets.commit(group, queue, QUEUE_ID, max(self._node.store.min_offset(queue, QUEUE_ID), 0))
+            self._orders.drop(place)
 
     def has_messages(self, place: Place) -> bool:
         queue, group, _ = place

@@ -46,6 +46,10 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "topic update": _answer(Shape.ONE, "topic text; brokers list; unreachable_messages number"),
     "topic delete": _answer(Shape.ONE, "topic text; is_deleted flag"),
     "topic status": _answer(Shape.LIST, "broker text; queue number; min number; max number; last_written_ms number?"),
+    "topic lite": _answer(Shape.LIST, "broker text; lite_topics number; expire_after_minutes number; groups list"),
+    "topic lite-status": _answer(
+        Shape.LIST, "broker text; min number; max number; last_written_ms number?; subscribers number"
+    ),
     "topic route": _answer(
         Shape.LIST, "broker text; read_queues number; write_queues number; permission number; addresses object"
     ),

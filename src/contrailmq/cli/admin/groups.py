@@ -61,6 +61,9 @@ def group_create(
     consume: Consume = None,
     orderly: Orderly = None,
     broadcast: Broadcast = None,
+    lite_parent: Annotated[
+        str | None, typer.Option("--lite-parent", help="the topic of type LITE whose lite topics it reads")
+    ] = None,
     broker: Broker = None,
     cluster: Cluster = None,
     namesrv: Namesrv = None,
@@ -74,7 +77,8 @@ def group_create(
         held = [name for name in admin.group_config(group) if name in brokers]
         if held:
             raise ContrailError(f"group {group} exists on {', '.join(held)}: change it with `group update`")
-        config = msgspec.structs.replace(SubscriptionGroupConfig(group_name=group), **changes)
+        attributes = {} if lite_parent is None else {"+lite.bind.topic": lite_parent}
+        config = msgspec.structs.replace(SubscriptionGroupConfig(group_name=group), **changes, attributes=attributes)
         admin.create_group(config, broker=broker, cluster=cluster)
         return brokers
 

@@ -196,7 +196,6 @@ def _topics(broker: BrokerFacts) -> Iterator[Finding]:
             "COMPACTION",
             "they are kept whole: old values of a key are not removed",
         ),
-        "lite topics": ("message.type", "LITE", "gRPC's lite topics are not served"),
     }
     for about, (attribute, value, text) in odd.items():
         names = [name for name, config in table.items() if config.attributes.get(attribute, "").upper() == value]

@@ -23,6 +23,7 @@ from contrailmq.cli.admin.asking import (
 from contrailmq.cli.admin.output import Moment, counted, done, show
 from contrailmq.cli.admin.watching import watched
 from contrailmq.message import ContrailError
+from contrailmq.wire.admin_bodies import TopicOffset
 
 if TYPE_CHECKING:
     from contrailmq import Admin
@@ -52,7 +53,7 @@ def topic_create(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--type", help="messages it takes: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, PRIORITY (message.type)"
+            "--type", help="messages it takes: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, PRIORITY, LITE (message.type)"
         ),
     ] = None,
     broker: Broker = None,
@@ -190,6 +191,33 @@ def topic_status(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -
         for queue, item in stats.items()
     ]
     show(rows, ("broker", "queue", "min", "max", "last_written"), as_json=as_json)
+
+
+@topic_app.command("lite")
+@watched
+def topic_lite(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """How many lite topics a topic of type LITE has on each broker, and the groups that read them."""
+    parents = ask_of_topic(namesrv, topic, lambda admin: admin.lite_parent(topic))
+    rows = [(name, info.lite_topic_count, info.ttl, sorted(info.groups)) for name, info in parents.items()]
+    show(rows, ("broker", "lite_topics", "expire_after_minutes", "groups"), as_json=as_json)
+
+
+@topic_app.command("lite-status")
+@watched
+def topic_lite_status(
+    topic: Topic,
+    lite_topic: Annotated[str, typer.Argument(help="one of its lite topics")],
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Offsets of one lite topic, and how many clients are subscribed to it."""
+    found = ask_of_topic(namesrv, topic, lambda admin: admin.lite_topic(topic, lite_topic))
+    rows = []
+    for name, info in found.items():
+        place = info.topic_offset or TopicOffset()
+        written = Moment(place.last_update_timestamp)
+        rows.append((name, place.min_offset, place.max_offset, written, len(info.subscriber)))
+    show(rows, ("broker", "min", "max", "last_written", "subscribers"), as_json=as_json)
 
 
 @topic_app.command("route")

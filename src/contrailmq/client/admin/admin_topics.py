@@ -15,6 +15,7 @@ from contrailmq.wire.bodies import KVTable, TopicConfig, TopicConfigWrapper, Top
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.header import ExtValue
+from contrailmq.wire.lite_bodies import LiteTopicInfo, ParentTopicInfo
 
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"  # the NameServer's namespace of order topics
 
@@ -186,6 +187,24 @@ class AdminTopics(AdminSession):
             answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": self._name(topic)})
             stats.update(decode_body(answer.body, TopicStatsTable).queues)
         return dict(sorted(stats.items()))
+
+    async def lite_parent(self, topic: str) -> dict[str, ParentTopicInfo]:
+        """What a topic of type LITE holds, by broker name: how many lite topics, and its groups."""
+        ext: dict[str, ExtValue] = {"topic": self._name(topic)}
+        found = {}
+        for name, address in (await self._topic_readers(topic)).items():
+            answer = await self._ask(address, RequestCode.GET_PARENT_TOPIC_INFO, ext)
+            found[name] = decode_body(answer.body, ParentTopicInfo)
+        return found
+
+    async def lite_topic(self, topic: str, lite_topic: str) -> dict[str, LiteTopicInfo]:
+        """Offsets and subscribers of one lite topic of a topic, by broker name."""
+        ext: dict[str, ExtValue] = {"parentTopic": self._name(topic), "liteTopic": lite_topic}
+        found = {}
+        for name, address in (await self._topic_readers(topic)).items():
+            answer = await self._ask(address, RequestCode.GET_LITE_TOPIC_INFO, ext)
+            found[name] = decode_body(answer.body, LiteTopicInfo)
+        return found
 
     async def topic_groups(self, topic: str) -> list[str]:
         """The groups that consume the topic."""

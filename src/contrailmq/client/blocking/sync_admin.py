@@ -32,6 +32,7 @@ from contrailmq.wire.admin_bodies import (
     TopicOffset,
 )
 from contrailmq.wire.bodies import ClusterInfo, TopicConfig, TopicConfigWrapper
+from contrailmq.wire.lite_bodies import LiteTopicInfo, ParentTopicInfo
 
 
 class Admin(BlockingAdmin):
@@ -143,6 +144,14 @@ class Admin(BlockingAdmin):
     def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Smallest and next offset of each queue, and when it was last written."""
         return self._call(lambda admin: admin.topic_stats(topic))
+
+    def lite_parent(self, topic: str) -> dict[str, ParentTopicInfo]:
+        """What a topic of type LITE holds, by broker name: how many lite topics, and its groups."""
+        return self._call(lambda admin: admin.lite_parent(topic))
+
+    def lite_topic(self, topic: str, lite_topic: str) -> dict[str, LiteTopicInfo]:
+        """Offsets and subscribers of one lite topic of a topic, by broker name."""
+        return self._call(lambda admin: admin.lite_topic(topic, lite_topic))
 
     def topic_groups(self, topic: str) -> list[str]:
         """The groups that consume the topic."""

@@ -67,6 +67,11 @@ MEANINGS: Final = {
     "serverLoadBalancerEnable": "whether the broker assigns queues to members that ask for it",
     "defaultMessageRequestMode": "PULL or POP, for groups whose members ask the broker",
     "defaultPopShareQueueNum": "how many members share a queue by POP; -1 or 0: all of them share all",
+    "maxLiteSubscriptionCount": "clients' subscriptions to lite topics in all",
+    "liteSubscriptionCheckInterval": "how often clients of lite topics that are silent are looked for, in milliseconds",
+    "liteSubscriptionCheckTimeoutMills": "after so many milliseconds of silence a client has no lite topics any more",
+    "liteTtlCheckInterval": "how often lite topics that expire are looked for, in milliseconds",
+    "minLiteTTl": "no lite topic expires within so many milliseconds of its last message, or of the broker's start",
     # --- transactions
     "transactionTimeOut": "milliseconds before a producer is first asked about its transaction",
     "transactionCheckMax": "after so many questions a half message is given up",

@@ -13,7 +13,10 @@ import org.apache.rocketmq.client.apis.consumer.MessageListener;
 import org.apache.rocketmq.client.apis.consumer.OffsetOption;
 import org.apache.rocketmq.client.apis.producer.Producer;
 
-/** Lite topics with the official Java client: sends, subscriptions, retries, exclusive groups, quotas, offsets. */
+/**
+ * Lite topics with the official Java client: sends, subscriptions, retries, exclusive groups, quotas, offsets. Consumers
+ * are not closed: each would wait for its last receive, half a minute.
+ */
 public class LiteClient {
     static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
     static final String PARENT = "LiteParent";
@@ -21,13 +24,12 @@ public class LiteClient {
 
     public static void main(String[] a) throws Exception {
         endpoint = a[0];
-        try (Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration()).setTopics(PARENT).build()) {
-            flow(producer);
-            exclusive(producer);
-            quota();
-            offsets(producer);
-        }
-        System.exit(0);
+        Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration()).setTopics(PARENT).build();
+        flow(producer);
+        exclusive(producer);
+        quota();
+        offsets(producer);
+        Runtime.getRuntime().halt(0);
     }
 
     static synchronized void say(Object... words) {
@@ -66,56 +68,53 @@ public class LiteClient {
 
     static void flow(Producer producer) throws Exception {
         CountDownLatch left = new CountDownLatch(10 + 5 + 2 + 1);
-        try (LitePushConsumer consumer = consumer("LiteFlow", listener("flow", left))) {
-            consumer.subscribeLite("one");
-            consumer.subscribeLite("two");
-            send(producer, "three", "not subscribed");
-            for (int i = 0; i < 10; i++) send(producer, "one", "one-" + i);
-            for (int i = 0; i < 5; i++) send(producer, "two", "two-" + i);
-            send(producer, "one", "fails");
-            send(producer, "one", "behind");
-            await(left);
-            say("sets", consumer.getLiteTopicSet().contains("one"), consumer.getLiteTopicSet().size());
-        }
+        LitePushConsumer consumer = consumer("LiteFlow", listener("flow", left));
+        consumer.subscribeLite("one");
+        consumer.subscribeLite("two");
+        send(producer, "three", "not subscribed");
+        for (int i = 0; i < 10; i++) send(producer, "one", "one-" + i);
+        for (int i = 0; i < 5; i++) send(producer, "two", "two-" + i);
+        send(producer, "one", "fails");
+        send(producer, "one", "behind");
+        await(left);
+        say("sets", consumer.getLiteTopicSet().contains("one"), consumer.getLiteTopicSet().size());
     }
 
     static void exclusive(Producer producer) throws Exception {
         CountDownLatch left = new CountDownLatch(1);
         Set<String> who = ConcurrentHashMap.newKeySet();
-        try (LitePushConsumer first = consumer("LiteExclusive", m -> {
-                who.add("first");
-                left.countDown();
-                return ConsumeResult.SUCCESS;
-            });
-            LitePushConsumer second = consumer("LiteExclusive", m -> {
-                who.add("second");
-                left.countDown();
-                return ConsumeResult.SUCCESS;
-            })) {
-            first.subscribeLite("mine");
-            second.subscribeLite("mine");
-            long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
-            while (first.getLiteTopicSet().contains("mine") && System.nanoTime() < end) Thread.onSpinWait();
-            say("evicted", !first.getLiteTopicSet().contains("mine"));
-            send(producer, "mine", "exclusive");
-            await(left);
-            say("exclusive", String.join(",", who));
-        }
+        LitePushConsumer first = consumer("LiteExclusive", m -> {
+            who.add("first");
+            left.countDown();
+            return ConsumeResult.SUCCESS;
+        });
+        LitePushConsumer second = consumer("LiteExclusive", m -> {
+            who.add("second");
+            left.countDown();
+            return ConsumeResult.SUCCESS;
+        });
+        first.subscribeLite("mine");
+        second.subscribeLite("mine");
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+        while (first.getLiteTopicSet().contains("mine") && System.nanoTime() < end) Thread.onSpinWait();
+        say("evicted", !first.getLiteTopicSet().contains("mine"));
+        send(producer, "mine", "exclusive");
+        await(left);
+        say("exclusive", String.join(",", who));
     }
 
     static void quota() throws Exception {
-        try (LitePushConsumer consumer = consumer("LiteQuota", m -> ConsumeResult.SUCCESS)) {
-            consumer.subscribeLite("q1");
-            consumer.subscribeLite("q2");
-            try {
-                consumer.subscribeLite("q3");
-                say("quota", "none");
-            } catch (Exception e) {
-                say("quota", e.getClass().getSimpleName());
-            }
-            consumer.unsubscribeLite("q1");
+        LitePushConsumer consumer = consumer("LiteQuota", m -> ConsumeResult.SUCCESS);
+        consumer.subscribeLite("q1");
+        consumer.subscribeLite("q2");
+        try {
             consumer.subscribeLite("q3");
+            say("quota", "none");
+        } catch (Exception e) {
+            say("quota", e.getClass().getSimpleName());
         }
+        consumer.unsubscribeLite("q1");
+        consumer.subscribeLite("q3");
     }
 
     static void offsets(Producer producer) throws Exception {
@@ -123,11 +122,10 @@ public class LiteClient {
         CountDownLatch all = new CountDownLatch(4), last = new CountDownLatch(2), none = new CountDownLatch(1);
         for (Map.Entry<String, OffsetOption> one : Map.of("min", OffsetOption.MIN_OFFSET, "two", OffsetOption.ofOffset(2), "max", OffsetOption.MAX_OFFSET).entrySet()) {
             CountDownLatch left = one.getKey().equals("min") ? all : one.getKey().equals("two") ? last : none;
-            try (LitePushConsumer consumer = consumer("LiteOffsets" + one.getKey(), listener("from-" + one.getKey(), left))) {
-                consumer.subscribeLite("old", one.getValue());
-                if (one.getKey().equals("max")) send(producer, "old", "new");
-                await(left);
-            }
+            LitePushConsumer consumer = consumer("LiteOffsets" + one.getKey(), listener("from-" + one.getKey(), left));
+            consumer.subscribeLite("old", one.getValue());
+            if (one.getKey().equals("max")) send(producer, "old", "new");
+            await(left);
         }
     }
 }
