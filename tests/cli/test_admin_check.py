@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from admin_command import run
 from typer.testing import CliRunner
@@ -19,11 +22,16 @@ from contrailmq import (
     PushConsumer,
     TransactionProducer,
     TransactionState,
+    aio,
 )
 from contrailmq.cli import app
+from contrailmq.proxy.statuses import Code
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
-from waiting_for import until
+from proxy.calling import Caller, message, topic
+from proxy.test_in_broker import broker_with_grpc, make_topic
+from proxy.test_members import entry, ids, opened, settings, wants
+from waiting_for import until, until_async
 
 pytestmark = pytest.mark.servers
 Findings = list[dict[str, str]]
@@ -35,9 +43,10 @@ def cluster() -> Iterator[LocalCluster]:
         yield made
 
 
-def check(cluster: LocalCluster, *arguments: str) -> tuple[int, Findings]:
-    """Exit code and findings."""
-    result = CliRunner().invoke(app, ["admin", "check", *arguments, "--json", "--namesrv", cluster.namesrv])
+def check(cluster: LocalCluster | str, *arguments: str) -> tuple[int, Findings]:
+    """Exit code and findings, of a cluster or of the NameServer's address."""
+    namesrv = cluster if isinstance(cluster, str) else cluster.namesrv
+    result = CliRunner().invoke(app, ["admin", "check", *arguments, "--json", "--namesrv", namesrv])
     assert result.exit_code in (0, 3, 4), result.output
     answer: dict[str, Any] = json.loads(result.stdout)
     assert answer["status"] == {0: "ok", 3: "warning", 4: "critical"}[result.exit_code]
@@ -94,6 +103,35 @@ def test_a_group_that_nobody_consumes_for_is_a_warning_with_its_number(cluster: 
     text = run(cluster, "check", code=3)
     assert text.startswith("warning: lag: G: nobody consumes, and the backlog is 5 messages\n    start its consumers")
     assert text.endswith("1 finding (1 broker, 1 group)\n")
+
+
+def test_a_consumer_over_grpc_is_somebody_who_consumes_and_is_compared_with_the_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            broker_with_grpc(tmp_path, free_port()) as serving,
+            grpc.aio.insecure_channel(serving.address) as channel,
+        ):
+            namesrv = serving.member.server.config.namesrv_addresses[0]
+            await make_topic(serving, "T", "NORMAL")
+            streams = [await opened(Caller(channel, f"over-grpc@{n}"), settings(entry("T"), group="G")) for n in (1, 2)]
+            await until_async(lambda: len(ids(serving, "G")) == 2)
+            assert (await Caller(channel).call("SendMessage", messages=[message("T")])).status.code == Code.OK
+            async with aio.Admin(namesrv=namesrv) as admin:
+                for queue in await admin.queues("T"):
+                    await admin.set_offset("G", queue, 0)
+            assert await asyncio.to_thread(check, namesrv) == (0, [])
+            await streams[1].write(settings(entry("T", "paid"), group="G"))
+            await until_async(lambda: wants(serving, "T", "G") == "paid")
+            _, [finding] = await asyncio.to_thread(check, namesrv)
+            assert (finding["about"], finding["where"]) == ("subscriptions", "G")
+            for number, stream in enumerate(streams, 1):
+                await Caller(channel, f"over-grpc@{number}").call("NotifyClientTermination", group=topic("G"))
+                stream.cancel()
+            await until_async(lambda: not ids(serving, "G"))
+            _, [finding] = await asyncio.to_thread(check, namesrv)
+            assert finding["text"] == "nobody consumes, and the backlog is 1 message"
+
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_a_consumer_that_is_far_behind_is_a_warning(cluster: LocalCluster) -> None:

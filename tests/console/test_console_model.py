@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
@@ -21,7 +23,11 @@ from contrailmq.console.model.topics import TopicKind
 from contrailmq.message import ContrailError, MessageQueue, retry_topic
 from contrailmq.testing import LocalCluster
 from contrailmq.testing.members import ProcessMember
-from waiting_for import until
+from free_ports import free_port
+from proxy.calling import Caller
+from proxy.test_in_broker import broker_with_grpc, make_topic
+from proxy.test_members import entry, ids, opened, settings
+from waiting_for import until, until_async
 
 T = TypeVar("T")
 
@@ -143,6 +149,31 @@ def test_a_group_shows_lag_by_queue_and_its_members_and_marks_those_who_disagree
             return said == ["a", "b"] and detail.is_inconsistent and {m.version for m in detail.members} == {479}
 
         until(lambda: ask(cluster.namesrv, odd), "two members with different subscriptions")
+
+
+def test_members_over_grpc_are_shown_with_what_they_subscribe_to(tmp_path: Path) -> None:
+    """They are not asked for their threads: these would never answer."""
+
+    async def main() -> None:
+        async with (
+            broker_with_grpc(tmp_path, free_port()) as serving,
+            grpc.aio.insecure_channel(serving.address) as channel,
+        ):
+            await make_topic(serving, "Paid", "NORMAL")
+            callers = [Caller(channel, f"over-grpc@{number}") for number in (1, 2)]
+            streams = [await opened(caller, settings(entry("Paid", "a"), group="paying")) for caller in callers]
+            await until_async(lambda: len(ids(serving, "paying")) == 2)
+            model = ConsoleModel(serving.member.server.config.namesrv_addresses[0])
+            detail = (await model.groups.detail("paying")).value
+            assert [(one.client_id, one.language, one.subscriptions) for one in detail.members] == [
+                (caller_id, "JAVA", {"Paid": "a"}) for caller_id in ("over-grpc@1", "over-grpc@2")
+            ]
+            assert not detail.is_inconsistent
+            await model.stop()
+            for stream in streams:
+                stream.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_a_reset_does_what_its_preview_showed_even_when_more_has_come(cluster: LocalCluster) -> None:

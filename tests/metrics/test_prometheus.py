@@ -30,7 +30,7 @@ from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.bodies import QueueData
 from free_ports import free_port
 from how_many import IS_LONG
-from metrics.mixed_load import GRPC_GROUP, KEEPING_UP, MixedLoad
+from metrics.mixed_load import KEEPING_UP, MixedLoad
 from waiting_for import until
 
 pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prometheus")]  # one process unpacks it
@@ -321,15 +321,14 @@ def test_what_waits_is_shown_once_although_a_slave_has_it_too(watched: Watched) 
 
 
 def test_clients_are_counted_once_although_they_are_connected_to_master_and_slave(watched: Watched) -> None:
-    """But for those over gRPC, which are no members of their group at the brokers."""
+    """Those over gRPC too, which are members at the broker that serves it."""
     [connected] = [found for panel, _, found in expressions("consumers.json") if panel == "Consumers connected"]
     during = watched.prometheus.query(connected, watched.end_s)
     groups = {found["metric"]["consumer_group"]: float(found["value"][1]) for found in during}
-    assert groups == dict.fromkeys({"slow", *KEEPING_UP} - {GRPC_GROUP}, 1)
+    assert groups == dict.fromkeys({"slow", *KEEPING_UP}, 1)
 
 
-def test_a_group_that_takes_messages_is_not_offline_although_nobody_is_its_member(watched: Watched) -> None:
-    """Nobody but `offline`: consumers over gRPC are no members, and theirs is a backlog of a moment."""
+def test_only_the_group_that_nobody_consumes_for_is_offline(watched: Watched) -> None:
     title = "Groups with a backlog and nobody connected"
     [offline] = [found for panel, _, found in expressions("consumers.json") if panel == title]
     found = watched.prometheus.query_range(offline, watched.begin_s, watched.end_s, 1.0)

@@ -16,6 +16,7 @@ from contrailmq.wire.codes import (
     request_name,
     response_name,
     version_name,
+    version_number,
     widen_binary_code,
 )
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
@@ -275,6 +276,8 @@ def test_names_of_codes_and_versions() -> None:
         "V5_3_3_SNAPSHOT",
         "HIGHER_VERSION",
     ]
+    said = ("4.0.0", "4.9.4", "v5.1.4", "5.3.3-SNAPSHOT", "5.10.0", "3.2.6", "")
+    assert [version_number(text) for text in said] == [213, 401, 441, 479, None, None, None]
     assert LANGUAGES[9] == "GO"
     assert Command().language == "OTHER"
 

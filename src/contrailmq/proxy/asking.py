@@ -1,9 +1,11 @@
-"""What administrators ask of gRPC consumers, at the proxy that these are connected to (its remoting port).
+"""What administrators ask of gRPC consumers: at the remoting port of the proxy that these are connected to, or at the
+broker in whose process that proxy runs, which passes it on (`members`).
 
     307 GET_CONSUMER_RUNNING_INFO  what the threads of a client do          a command on its Telemetry stream
     309 CONSUME_MESSAGE_DIRECTLY   let a client consume one message now     the same, with the message from its broker
 
-Brokers do not know these consumers, so they cannot pass such questions on.
+Subscriptions are known here. So a client is asked for its threads only where the question does not say that nobody
+wants them (jstackEnable=false): many clients never answer, and an administrator asks each member of a group.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from contrailmq.client.records import decode_messages
 from contrailmq.message import ContrailError, parse_offset_message_id
 from contrailmq.proxy.clients import Clients
 from contrailmq.proxy.cluster import Cluster
+from contrailmq.proxy.describing import running_info
 from contrailmq.proxy.messages import delivered
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused
-from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult
 from contrailmq.wire.bodies import encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
@@ -41,20 +44,24 @@ class Asking:
         try:
             client = command.ext.get("clientId", "")
             group = command.ext.get("consumerGroup", "")
-            if self._clients.group_of(client) != group:
+            settings = self._clients.settings_of(client, group)
+            if settings is None:
                 raise Refused(Code.PROXY_TIMEOUT, f"no gRPC consumer {client!r} of group {group!r} is connected here")
-            stack = command.code == RequestCode.GET_CONSUMER_RUNNING_INFO
-            body = await (self._stack(client) if stack else self._consumed(client, command.ext))
+            if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+                stack = await self._stack(client) if command.ext.get("jstackEnable") != "false" else None
+                body = encode_body(running_info(settings, stack=stack))
+            else:
+                body = await self._consumed(client, command.ext)
             connection.reply(encode_response(command, ResponseCode.SUCCESS, body=body))
         except ContrailError as exc:
             connection.reply(encode_response(command, ResponseCode.SYSTEM_ERROR, remark=str(exc)))
 
-    async def _stack(self, client: str) -> bytes:
+    async def _stack(self, client: str) -> str:
         nonce = str(uuid.uuid4())
         asked = v2.PrintThreadStackTraceCommand(nonce=nonce)
         answer = await self._clients.ask(client, v2.TelemetryCommand(print_thread_stack_trace_command=asked), nonce)
         _check(answer, client)
-        return encode_body(ConsumerRunningInfo(jstack=answer.thread_stack_trace.thread_stack_trace))
+        return str(answer.thread_stack_trace.thread_stack_trace)
 
     async def _consumed(self, client: str, ext: dict[str, str]) -> bytes:
         topic, broker = ext.get("topic", ""), ext.get("brokerName", "")

@@ -67,6 +67,8 @@ class Clients:
     def __init__(self, cluster: Cluster, *, gone: Callable[[str], Awaitable[None]]) -> None:
         self._cluster = cluster
         self._gone = gone
+        self.on_settled: Callable[[Client], None] = lambda client: None  # its settings were taken
+        self.on_gone: Callable[[str], None] = lambda client_id: None
         self._loop = asyncio.get_running_loop()
         self._clients: dict[str, Client] = {}
         self._producers: dict[str, tuple[_TopicProducer, dict[str, None]]] = {}  # topic -> ids of its producers
@@ -105,6 +107,8 @@ class Clients:
             await self._settle_consumer(made)
         made.metric.on = False
         client.settings = made
+        if self._clients.get(client.id) is client:
+            self.on_settled(client)
         return v2.TelemetryCommand(status=status(Code.OK), settings=made)
 
     def _settle_producer(self, client: Client, made: Wire) -> None:
@@ -198,14 +202,17 @@ class Clients:
         if waiting is not None and not waiting.done():
             waiting.set_result(command)
 
-    def group_of(self, client_id: str) -> str:
-        """The consumer group of a client that is here; else empty."""
+    def settings_of(self, client_id: str, group: str) -> Wire:
+        """The settings of a consumer of that group that is here; else None."""
         client = self._clients.get(client_id)
-        return client.settings.subscription.group.name if client is not None and client.settings is not None else ""
+        if client is None or client.settings is None or client.settings.subscription.group.name != group:
+            return None
+        return client.settings
 
     async def forget(self, client_id: str) -> None:
         client = self._clients.pop(client_id, None)
         if client is not None:
+            self.on_gone(client_id)
             for topic in client.topics:
                 self._leave(client, topic)
         await self._gone(client_id)

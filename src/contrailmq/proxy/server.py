@@ -26,6 +26,7 @@ from contrailmq.metrics import ExportSettings, Metrics
 from contrailmq.proxy.asking import Asking
 from contrailmq.proxy.cluster import Cluster
 from contrailmq.proxy.figures import figures
+from contrailmq.proxy.members import Members
 from contrailmq.proxy.protocol import SERVICE, Wire, methods, v2
 from contrailmq.proxy.remoting import RemotingProxy
 from contrailmq.proxy.rpc.calls import BOTH_STREAM, SERVER_STREAM, UNARY, Call, Method
@@ -75,6 +76,7 @@ class ProxyServer:
         self._cluster: Cluster | None = None
         self.service: Service | None = None  # while it runs
         self.remoting: RemotingProxy | None = None
+        self.members: Members | None = None  # of the broker in this process
         self.served: Counter[str] = Counter()  # calls, by their name
         self._not_ready = "the proxy is starting"
         self.metrics = Metrics(config.metrics, live=list, ready=self._ready_reasons)
@@ -93,6 +95,10 @@ class ProxyServer:
         if self._broker is not None:
             self._cluster.instance.remoting.serve_here(*self._broker)
         service = self.service = Service(self._cluster)
+        if self._broker is not None:
+            asking = Asking(service.clients, self._cluster)
+            self.members = Members(service.clients, self._cluster, asking, *self._broker)
+            self.members.start()
         methods = _methods(service)
         self._server = CallPort(methods, self.served, host=config.host, port=config.port, tls=config.tls)
         try:
@@ -158,6 +164,8 @@ class ProxyServer:
             await self.remoting.close(drain_s)
         if self._server is not None:
             await self._server.close(drain_s)
+        if self.members is not None:
+            self.members.close()
         if self._cluster is not None:
             await self._cluster.close()
         await self.metrics.close()

@@ -5,6 +5,7 @@ The names are RocketMQ's. Where a number changed its meaning between 4.x and 5.x
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -19,6 +20,7 @@ __all__ = [
     "request_name",
     "response_name",
     "version_name",
+    "version_number",
     "widen_binary_code",
 ]
 
@@ -323,6 +325,15 @@ def response_name(code: int) -> str:
 def widen_binary_code(code: int) -> int:
     """The request code that a binary header cut to 16 bits: POP codes (200050...) arrive as 3442 and so on."""
     return _WIDE_CODES.get(code & 0xFFFF, code)
+
+
+def version_number(text: str) -> int | None:
+    """479 for `5.3.3`; None for what is no version of RocketMQ 4 or 5. The inverse of `version_name`."""
+    found = re.match(r"[vV]?([45])\.(\d)\.(\d)(?!\d)", text)
+    if found is None:
+        return None
+    major, minor, patch = map(int, found.groups())
+    return (413 if major == 5 else 213) + minor * 20 + patch * 2
 
 
 def version_name(ordinal: int) -> str:

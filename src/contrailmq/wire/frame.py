@@ -270,10 +270,13 @@ def encode_request(
     remark: str | None = None,
     serialize_type: int = JSON,
     body_bytes: int | None = None,
+    language: str = OUR_LANGUAGE,
+    version: int = OUR_VERSION,
 ) -> bytes:
     """A whole request frame. LocalProtocolError when it exceeds the frame limit or has no binary form.
 
-    With `body_bytes` the frame announces a body of that size which the caller sends right after these bytes.
+    With `body_bytes` the frame announces a body of that size which the caller sends right after these bytes. `language`
+    and `version` are those of the client in whose name it is sent.
     """
     header = encode_header(
         code,
@@ -282,6 +285,8 @@ def encode_request(
         flag=FLAG_ONEWAY if is_oneway else 0,
         remark=remark,
         serialize_type=serialize_type,
+        language=language,
+        version=version,
     )
     return _frame(header, body, serialize_type, body_bytes)
 
