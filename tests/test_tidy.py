@@ -166,6 +166,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "delayed": {"handlers", "node", "requests", "state", "worker_job"},
         "transactions": {"handlers", "node", "requests", "state", "worker_job"},
         "pop": {"filters", "handlers", "hooks", "node", "requests", "state"},
+        "lite": {"handlers", "node", "pop", "requests", "state"},
         "adoption": {"node", "state"},
         "cluster": {"adoption", "config", "delayed", "handlers", "node", "state", "turns"},
         "admin": {"config", "filters", "handlers", "node", "state", "turns"},

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from contrailmq.broker.filters import Subscription
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.pop.acking import BOUND_TO
 from contrailmq.broker.state.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
 from contrailmq.broker.state.config_files import Json, compact, with_entries
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.groups import Group, GroupError, check_group_values
 from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.state.lite_names import BOUND_TO
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.turns import in_turns

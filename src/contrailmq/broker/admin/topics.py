@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping
 
 from contrailmq.broker.handlers import Handlers, Refused, success
-from contrailmq.broker.lite.expiring import lite_queues
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
 from contrailmq.broker.state.config_files import Json, compact, with_entries
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.keeping import TOPICS_FILE
+from contrailmq.broker.state.lite_names import lite_queues
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.state.topics import Topic, TopicError, check_topic_values
@@ -81,7 +81,7 @@ class TopicAdmin:
         self._check_name(name)
         async with self._changing:
             names = [name, *self._retry_topics(name)]
-            queues = names + lite_queues(node, name)
+            queues = names + lite_queues(node.store, name)
             for one in names:
                 node.topics.delete(one)
             node.delete_queues(queues)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from contrailmq.broker.handlers import Refused
-from contrailmq.broker.lite.names import QUEUE_ID, lite_queue
 from contrailmq.broker.lite.telling import Telling
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.pop.acking import BOUND_TO, NO_REMARK
+from contrailmq.broker.pop.acking import NO_REMARK
 from contrailmq.broker.pop.orders import NOT_IN_BATCH, OLDER_DELIVERY, OrderTable, Place
+from contrailmq.broker.state.lite_names import BOUND_TO, QUEUE_ID, lite_queue
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.pop_requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeResponse
 from contrailmq.wire.pop_strings import ORDERED_QUEUE, PopHandle

@@ -6,14 +6,12 @@ import heapq
 from typing import Final
 
 from contrailmq.broker.handlers import Handlers, Refused, success
-from contrailmq.broker.lite.expiring import lite_queues
-from contrailmq.broker.lite.names import PREFIX, QUEUE_ID, lite_queue, parent_and_lite
 from contrailmq.broker.lite.registry import LiteClient, Registry
 from contrailmq.broker.lite.telling import Telling
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.pop.acking import BOUND_TO
 from contrailmq.broker.pop.orders import OrderTable
 from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.lite_names import BOUND_TO, PREFIX, QUEUE_ID, lite_queue, lite_queues, parent_and_lite
 from contrailmq.broker.state.topics import Topic
 from contrailmq.store import LIGHT_PREFIX
 from contrailmq.wire.admin_bodies import OffsetProgress, TopicOffset
@@ -78,7 +76,7 @@ class LiteAdmin:
             topic=topic.name,
             ttl=_minutes(topic),
             lmq_num=sum(name.startswith(LIGHT_PREFIX) for name, _ in self._node.store.queues()),
-            lite_topic_count=len(lite_queues(self._node, topic.name)),
+            lite_topic_count=len(lite_queues(self._node.store, topic.name)),
             groups=self._groups().get(topic.name, []),
         )
         return success(command, None, encode_body(body))
@@ -162,12 +160,12 @@ class LiteAdmin:
     # ---
 
     def _queues(self, client: LiteClient) -> list[str]:
-        return lite_queues(self._node, client.parent) if client.is_wildcard else list(client.queues)
+        return lite_queues(self._node.store, client.parent) if client.is_wildcard else list(client.queues)
 
     def _lags(self, group: Group, parent: str) -> list[LiteLag]:
         """Of the lite topics that the group has begun to read."""
         found = []
-        for queue in lite_queues(self._node, parent):
+        for queue in lite_queues(self._node.store, parent):
             names, position = parent_and_lite(queue), self._position(group, queue)
             if names is not None and position is not None:
                 lag = self._node.store.max_offset(queue, QUEUE_ID) - position

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from contrailmq.broker.lite.names import QUEUE_ID, parent_and_lite
 from contrailmq.broker.lite.registry import Registry
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.lite_names import QUEUE_ID, lite_queues, parent_and_lite
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 
 LOOKED_MAX: Final = 50  # lite topics that are looked at in one tick: each may be a read of the disk
@@ -33,7 +33,7 @@ class LiteExpiring:
         if not self._left and now_ms >= self._due_ms:
             self._due_ms = now_ms + node.config.lite_ttl_check_interval
             if now_ms - node.started_monotonic_ms >= node.config.min_lite_ttl:
-                self._left = [queue for queue in lite_queues(node) if self._minutes(queue) > 0]
+                self._left = [queue for queue in lite_queues(node.store) if self._minutes(queue) > 0]
         looked, self._left = self._left[:LOOKED_MAX], self._left[LOOKED_MAX:]
         gone = [queue for queue in looked if self._is_expired(queue)]
         if gone:
@@ -63,9 +63,3 @@ class LiteExpiring:
             return False
         silent_ms = self._node.now_ms() - newest_ms
         return silent_ms >= self._node.config.min_lite_ttl and silent_ms > self._minutes(queue) * _MINUTE_MS > 0
-
-
-def lite_queues(node: BrokerNode, parent: str = "") -> list[str]:
-    """The lite topics with messages, of one parent or of all."""
-    names = [topic for topic, _ in node.store.queues()]
-    return [name for name in names if (found := parent_and_lite(name)) and parent in ("", found[0])]

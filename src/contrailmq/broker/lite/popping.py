@@ -17,17 +17,16 @@ from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 from contrailmq.broker.handlers import Handlers, Refused, answer_later
-from contrailmq.broker.lite.names import QUEUE_ID
 from contrailmq.broker.lite.registry import LiteClient, Registry
 from contrailmq.broker.lite.telling import Telling, waiting_key
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.pop.acking import BOUND_TO
 from contrailmq.broker.pop.checks import Checks
 from contrailmq.broker.pop.orders import OrderTable, Place
 from contrailmq.broker.pop.positions import FROM_LAST, Positions
 from contrailmq.broker.pop.records_found import split_records
 from contrailmq.broker.pop.waiting import EARLY_MS, Waiter, Waiters
 from contrailmq.broker.requests.cold_reads import ColdReads
+from contrailmq.broker.state.lite_names import BOUND_TO, QUEUE_ID
 from contrailmq.message import Property
 from contrailmq.message.property_text import key_of
 from contrailmq.message.record import view_record

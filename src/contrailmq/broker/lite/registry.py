@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from contrailmq.broker.lite.names import parent_and_lite
+from contrailmq.broker.state.lite_names import parent_and_lite
 from contrailmq.wire.peer import Peer
 
 NOBODY: Final[dict[str, LiteClient]] = {}

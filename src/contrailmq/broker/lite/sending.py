@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from contrailmq.broker.lite.names import is_lite_name, lite_queue
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.state.lite_names import is_lite_name, lite_queue
 from contrailmq.message import Property
 from contrailmq.wire.codes import ResponseCode
 

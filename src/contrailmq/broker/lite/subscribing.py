@@ -13,14 +13,19 @@ read it then. A client that nothing was heard of for liteSubscriptionCheckTimeou
 from __future__ import annotations
 
 from contrailmq.broker.handlers import Handlers, Refused, success
-from contrailmq.broker.lite.expiring import lite_queues
-from contrailmq.broker.lite.names import QUEUE_ID, is_lite_name, lite_queue, parent_and_lite
 from contrailmq.broker.lite.registry import LiteClient, Registry
 from contrailmq.broker.lite.telling import Telling
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.pop.acking import BOUND_TO
 from contrailmq.broker.pop.orders import OrderTable
 from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.lite_names import (
+    BOUND_TO,
+    QUEUE_ID,
+    is_lite_name,
+    lite_queue,
+    lite_queues,
+    parent_and_lite,
+)
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.fastjson import decode_body
 from contrailmq.wire.header import Command
@@ -139,7 +144,7 @@ class LiteSubscribing:
             client = LiteClient(client_id, group.name, topic, connection, is_wildcard=is_wildcard)
             self._registry.join(client)
             if is_wildcard:
-                self._telling.tell_client(client, lite_queues(self._node, topic))
+                self._telling.tell_client(client, lite_queues(self._node.store, topic))
         client.connection, client.seen_ms = connection, self._node.monotonic_ms()
         return client
 

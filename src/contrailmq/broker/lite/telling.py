@@ -10,12 +10,12 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
-from contrailmq.broker.lite.names import PREFIX, QUEUE_ID
 from contrailmq.broker.lite.registry import LiteClient, Registry
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.orders import OrderTable, Place
 from contrailmq.broker.pop.positions import FROM_LAST, Positions
 from contrailmq.broker.pop.waiting import ALL_QUEUES, Key, Waiters
+from contrailmq.broker.state.lite_names import PREFIX, QUEUE_ID
 from contrailmq.store import Arrival
 
 DUE_MAX: Final = 1000  # that are looked at in one tick

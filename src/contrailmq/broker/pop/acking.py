@@ -23,6 +23,7 @@ from contrailmq.broker.pop.revive_log import ReviveLog
 from contrailmq.broker.pop.waiting import Waiters
 from contrailmq.broker.requests.send import refused_put
 from contrailmq.broker.state.acknowledging import Needs, Problem
+from contrailmq.broker.state.lite_names import BOUND_TO
 from contrailmq.message import RETRY_PREFIX, pop_retry_topic, pop_retry_topic_v2
 from contrailmq.store import AppendResult
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -34,7 +35,6 @@ from contrailmq.wire.pop_records import BatchAckBody, BatchAckEntry
 from contrailmq.wire.pop_requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeResponse
 from contrailmq.wire.pop_strings import ORDERED_QUEUE, PopHandle, decode_bits
 
-BOUND_TO: Final = "lite.bind.topic"  # the one topic whose lite topics a group reads
 NO_REMARK: Final = "not set any response code"  # what Java's answers say where nothing was said
 ENTRIES_MAX: Final = 4096  # of one batch acknowledgement
 _NOTHING_CHANGED: Final = ChangeInvisibleTimeResponse()

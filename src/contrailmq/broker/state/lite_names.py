@@ -1,14 +1,19 @@
-"""Names of lite topics: `room7` of parent `Chat` is the light queue `%LMQ%$Chat$room7`."""
+"""Names of lite topics: `room7` of parent `Chat` is the light queue `%LMQ%$Chat$room7`.
+
+Those who read them are groups with the attribute BOUND_TO: it names the one parent whose lite topics they have. Here
+because administration, POP and lite topics share it.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from contrailmq.store import LIGHT_PREFIX
+from contrailmq.store import LIGHT_PREFIX, MessageStore
 
 PREFIX: Final = f"{LIGHT_PREFIX}$"
 QUEUE_ID: Final = 0
+BOUND_TO: Final = "lite.bind.topic"
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]+\Z")
 
 
@@ -27,3 +32,9 @@ def parent_and_lite(queue: str) -> tuple[str, str] | None:
         return None
     parent, _, lite_topic = queue[len(PREFIX) :].partition("$")
     return (parent, lite_topic) if parent and lite_topic and "$" not in lite_topic else None
+
+
+def lite_queues(store: MessageStore, parent: str = "") -> list[str]:
+    """The lite topics with messages, of one parent or of all."""
+    names = [topic for topic, _ in store.queues()]
+    return [name for name in names if (found := parent_and_lite(name)) and parent in ("", found[0])]
