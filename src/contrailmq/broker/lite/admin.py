@@ -11,7 +11,15 @@ from contrailmq.broker.lite.telling import Telling
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.pop.orders import OrderTable
 from contrailmq.broker.state.groups import Group
-from contrailmq.broker.state.lite_names import BOUND_TO, PREFIX, QUEUE_ID, lite_queue, lite_queues, parent_and_lite
+from contrailmq.broker.state.lite_names import (
+    BOUND_TO,
+    PREFIX,
+    QUEUE_ID,
+    expiration_minutes,
+    lite_queue,
+    lite_queues,
+    parent_and_lite,
+)
 from contrailmq.broker.state.topics import Topic
 from contrailmq.store import LIGHT_PREFIX
 from contrailmq.wire.admin_bodies import OffsetProgress, TopicOffset
@@ -65,7 +73,7 @@ class LiteAdmin:
             cq_table_size=len({topic for topic, _ in queues}),
             offset_table_size=len(node.offsets),
             event_map_size=len(self._registry.clients),
-            topic_meta={topic.name: _minutes(topic) for topic in node.topics if topic.is_lite},
+            topic_meta={topic.name: expiration_minutes(topic) for topic in node.topics if topic.is_lite},
             group_meta=self._groups(),
         )
         return success(command, None, encode_body(body))
@@ -74,7 +82,7 @@ class LiteAdmin:
         topic = self._topic(command.header(GetParentTopicInfo).topic)
         body = ParentTopicInfo(
             topic=topic.name,
-            ttl=_minutes(topic),
+            ttl=expiration_minutes(topic),
             lmq_num=sum(name.startswith(LIGHT_PREFIX) for name, _ in self._node.store.queues()),
             lite_topic_count=len(lite_queues(self._node.store, topic.name)),
             groups=self._groups().get(topic.name, []),
@@ -203,7 +211,3 @@ class LiteAdmin:
         if not group.attributes.get(BOUND_TO):
             raise Refused(ResponseCode.INVALID_PARAMETER, f"Group [{name}] is not a LITE group.")
         return group
-
-
-def _minutes(topic: Topic) -> int:
-    return int(topic.attributes.get("lite.topic.expiration", "-1"))

@@ -12,7 +12,7 @@ from typing import Final
 from contrailmq.broker.lite.registry import Registry
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
-from contrailmq.broker.state.lite_names import QUEUE_ID, lite_queues, parent_and_lite
+from contrailmq.broker.state.lite_names import QUEUE_ID, expiration_minutes, lite_queues, parent_and_lite
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 
 LOOKED_MAX: Final = 50  # lite topics that are looked at in one tick: each may be a read of the disk
@@ -50,7 +50,7 @@ class LiteExpiring:
     def _minutes(self, queue: str) -> int:
         found = parent_and_lite(queue)
         topic = None if found is None else self._node.topics.get(found[0])
-        return int(topic.attributes.get("lite.topic.expiration", "-1")) if topic is not None and topic.is_lite else -1
+        return expiration_minutes(topic) if topic is not None and topic.is_lite else -1
 
     def _is_expired(self, queue: str) -> bool:
         store = self._node.store

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from contrailmq.broker.state.topics import Topic
 from contrailmq.store import LIGHT_PREFIX, MessageStore
 
 PREFIX: Final = f"{LIGHT_PREFIX}$"
@@ -32,6 +33,12 @@ def parent_and_lite(queue: str) -> tuple[str, str] | None:
         return None
     parent, _, lite_topic = queue[len(PREFIX) :].partition("$")
     return (parent, lite_topic) if parent and lite_topic and "$" not in lite_topic else None
+
+
+def expiration_minutes(topic: Topic) -> int:
+    """After how long without a message its lite topics go; -1: never. The text may be of another's file."""
+    text = topic.attributes.get("lite.topic.expiration", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 def lite_queues(store: MessageStore, parent: str = "") -> list[str]:
