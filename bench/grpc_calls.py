@@ -193,6 +193,9 @@ def _group(server: Server) -> str:
     if server.name not in FLOORS:
         with Admin(namesrv=server.namesrv) as admin:
             admin.create_group(name)
+            # A new group begins at the end once the topic's first message has left the memory.
+            for queue in admin.queues(RECEIVE_TOPIC):
+                admin.set_offset(name, queue, 0)
     return name
 
 
