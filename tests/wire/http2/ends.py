@@ -10,7 +10,9 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+import pytest
 
+from contrailmq._compiled import build
 from contrailmq.wire.http2.connection import Connection
 from contrailmq.wire.http2.frames import PREFACE
 from contrailmq.wire.http2.hpack import Field, indexed, literal
@@ -19,6 +21,13 @@ from contrailmq.wire.http2.sending import Stream
 REQUEST: Final = [(":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "here")]
 HEAD: Final = indexed(8) + literal("x-kind", "echo")
 END: Final = literal("x-end", "yes")
+
+# What is compiled is tried through its own application, by tests/proxy.
+PLAIN_ONLY: Final = pytest.mark.skipif(
+    bool(build.compiled),
+    reason="the connections of this file derive from modules that are compiled, which plain ones cannot: "
+    "make test-plain runs it",
+)
 
 
 class Transport:

@@ -38,7 +38,9 @@ from contrailmq.wire.http2.sending import STREAM_WINDOW
 from contrailmq.wire.peer_warnings import peer_warnings
 from how_many import examples
 
-from .ends import Raw
+from .ends import PLAIN_ONLY, Raw
+
+pytestmark = PLAIN_ONLY
 
 OPENING = indexed(3) + indexed(6) + literal(":path", "/echo")
 MANY = 2 * ALLOWANCE

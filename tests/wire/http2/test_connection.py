@@ -29,7 +29,9 @@ from contrailmq.wire.http2.sending import WRITE_HIGH_BYTES
 from how_many import examples
 from waiting_for import until_async
 
-from .ends import Ends, Raw
+from .ends import PLAIN_ONLY, Ends, Raw
+
+pytestmark = PLAIN_ONLY
 
 OPENING = indexed(3) + indexed(6) + literal(":path", "/echo")
 
